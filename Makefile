@@ -1,0 +1,43 @@
+# One command each; `make demo` and `make test` are the README's two.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEVSTAMP := $(VENV)/.installed-dev
+
+.PHONY: demo test lint unit mutations bench nightly docs lock clean preflight
+
+demo: preflight $(STAMP)
+	@$(BIN)/corral demo $(DEMO_ARGS)
+
+test: preflight $(DEVSTAMP) lint unit
+
+lint: $(DEVSTAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.lints
+
+unit: $(DEVSTAMP)
+	$(BIN)/pytest -n 2 --dist worksteal -q
+
+preflight:
+	@sh tools/preflight.sh "$(PYTHON)"
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(DEVSTAMP): $(STAMP) requirements-dev.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -o requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --extra dev -o requirements-dev.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
