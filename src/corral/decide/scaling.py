@@ -127,7 +127,7 @@ class ScalingPlan:
 
 def backoff(failures_before: int) -> int:
     """Microseconds to wait after one more failure in a row."""
-    return min(BACKOFF_BASE * 2 ** min(failures_before, 20), BACKOFF_MAX)
+    return int(min(BACKOFF_BASE * 2 ** min(failures_before, 20), BACKOFF_MAX))
 
 
 def plan(
@@ -198,7 +198,7 @@ def _never_registered(item: Supply, now: int) -> ReleaseReason | None:
 
 
 def _cordon_reason(cordon: str) -> ReleaseReason:
-    return ReleaseReason(cordon) if cordon in ReleaseReason else ReleaseReason.OPERATOR
+    return ReleaseReason(cordon) if cordon in set(ReleaseReason) else ReleaseReason.OPERATOR
 
 
 def _idle(left: Sequence[Supply], by_pool: Mapping[str, Pool], now: int) -> list[Release]:
