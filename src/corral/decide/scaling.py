@@ -46,6 +46,8 @@ class ReleaseReason(StrEnum):
     IDLE = "idle"
     DRAIN = "drain"
     UNRESPONSIVE = "unresponsive"
+    LOST = "lost"
+    """Its job was given up while it was silent, and it has come back since."""
     OPERATOR = "operator"
 
 

@@ -202,6 +202,8 @@ jobs = Table(
     Column("needs", Packed[tuple[NeedSpec, ...]](tuple[NeedSpec, ...]), nullable=False),
     Column("labels", LabelSet, nullable=False),
     Column("excludes", LabelSet, nullable=False),
+    Column("cpu", Float),
+    Column("memory", BigInteger),
     Column("attempt", Integer, nullable=False, default=0),
     Column("tries", Integer, nullable=False, default=0),
     Column("offers", Integer, nullable=False, default=0),
@@ -238,7 +240,7 @@ attempts = Table(
     Column("started_at", BigInteger),
     Column("began_at", BigInteger),
     Column("finished_at", BigInteger),
-    Index("attempts_by_state", "state"),
+    Index("attempts_by_state", "state", "offer_deadline_at"),
 )
 
 steps = Table(

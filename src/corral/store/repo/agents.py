@@ -49,6 +49,14 @@ def live(connection: Connection) -> tuple[Agent, ...]:
     return many(Agent, connection.execute(query))
 
 
+def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
+    """Jobs whose agent has had no session since that moment."""
+    query = select(agents.c.assignment).where(
+        agents.c.assignment.is_not(None), agents.c.state == AgentState.OFFLINE, agents.c.disconnected_at <= since
+    )
+    return tuple(connection.execute(query).scalars())
+
+
 def facts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[AgentId, Facts]:
     query = select(agents.c.id, agents.c.facts).where(agents.c.id.in_(tuple(agent_ids)), agents.c.facts.is_not(None))
     return {row.id: row.facts for row in connection.execute(query)}

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from corral.model.ids import AgentId, JobId, RunId
+from corral.model.labels import Labels
 from corral.model.records import Attempt, Job, Step
 from corral.model.states import ATTEMPT, JOB, STEP, AttemptEvent, AttemptState, JobEvent, JobState, StepEvent
 from corral.store.repo.rows import columns, many, one
@@ -17,8 +19,6 @@ from corral.store.tables import attempts, db_now, jobs, steps
 _JOB = columns(jobs, Job)
 _ATTEMPT = columns(attempts, Attempt)
 _STEP = columns(steps, Step)
-PLACED = (JobState.OFFERED, JobState.RUNNING, JobState.CANCELLING)
-"""States in which an agent is assigned."""
 LIVE = tuple(state for state in JobState if state not in JOB.terminal)
 
 _GET = select(*_JOB).where(jobs.c.id == bindparam("id"))
@@ -46,17 +46,6 @@ def has_waiting(connection: Connection, run_id: RunId) -> bool:
     return connection.execute(query).first() is not None
 
 
-def queued(connection: Connection, limit: int) -> tuple[Job, ...]:
-    """Jobs that want an agent now, longest waiting first."""
-    query = (
-        select(*_JOB)
-        .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())
-        .order_by(jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
-        .limit(limit)
-    )
-    return many(Job, connection.execute(query))
-
-
 def next_ready_at(connection: Connection) -> int | None:
     """When the next job comes out of its backoff."""
     query = select(func.min(jobs.c.ready_at)).where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at > db_now())
@@ -68,9 +57,8 @@ def count_queued(connection: Connection) -> int:
     return found
 
 
-def placed(connection: Connection) -> tuple[Job, ...]:
-    """Jobs that an agent holds."""
-    return many(Job, connection.execute(select(*_JOB).where(jobs.c.state.in_(PLACED)).order_by(jobs.c.id)))
+def in_state(connection: Connection, state: JobState) -> tuple[Job, ...]:
+    return many(Job, connection.execute(select(*_JOB).where(jobs.c.state == state).order_by(jobs.c.id)))
 
 
 def unended(connection: Connection, job_ids: Iterable[JobId]) -> frozenset[JobId]:
@@ -241,3 +229,60 @@ def change_step(connection: Connection, job_id: JobId, attempt_number: int, numb
 
 def run_of(connection: Connection, job_id: JobId) -> RunId | None:
     return connection.execute(select(jobs.c.run_id).where(jobs.c.id == job_id)).scalar()
+
+
+# --- the head of the queue ---------------------------------------------------------------------------------
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """What placing needs of a queued job, without decoding its specification."""
+
+    id: JobId
+    run_id: RunId
+    labels: Labels
+    excludes: Labels
+    offers: int
+    creates: int
+    queued_at: int
+    unroutable_since: int | None
+    cpu: float | None
+    memory: int | None
+
+
+_HEAD = columns(jobs, Head)
+
+
+def queued_heads(connection: Connection, limit: int) -> tuple[Head, ...]:
+    """Jobs that want an agent now, longest waiting first."""
+    query = (
+        select(*_HEAD)
+        .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())
+        .order_by(jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
+        .limit(limit)
+    )
+    return many(Head, connection.execute(query))
+
+
+def overdue_offers(connection: Connection) -> int:
+    query = select(func.count()).where(
+        attempts.c.state == AttemptState.OFFERED, attempts.c.offer_deadline_at <= db_now()
+    )
+    found: int = connection.execute(query).scalar_one()
+    return found
+
+
+def mark_unroutable(connection: Connection, job_ids: Iterable[JobId]) -> None:
+    """From now on, unless it was so before."""
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.id.in_(tuple(job_ids)), jobs.c.unroutable_since.is_(None))
+        .values(unroutable_since=db_now())
+    )
+
+
+def clear_unroutable(connection: Connection, job_ids: Iterable[JobId]) -> None:
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.id.in_(tuple(job_ids)), jobs.c.unroutable_since.is_not(None))
+        .values(unroutable_since=None)
+    )

@@ -109,3 +109,10 @@ def forget(connection: Connection, run_ids: Iterable[RunId]) -> int:
     """Delete ended runs with all that hangs on them; how many."""
     done = connection.execute(delete(runs).where(runs.c.id.in_(tuple(run_ids)), runs.c.state.in_(tuple(RUN.terminal))))
     return done.rowcount
+
+
+def counts(connection: Connection, run_id: RunId) -> tuple[int, int, bool]:
+    """(jobs in all, jobs finished, being cancelled), without decoding the run's specification."""
+    query = select(runs.c.jobs_total, runs.c.jobs_finished, runs.c.cancel_requested_at).where(runs.c.id == run_id)
+    row = connection.execute(query).one()
+    return row.jobs_total, row.jobs_finished, row.cancel_requested_at is not None
