@@ -15,6 +15,8 @@ from corral.control.link import Link
 from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
 from corral.model.views import (
     AgentView,
+    Clean,
+    Cleaned,
     CreatedToken,
     JobView,
     NewRun,
@@ -111,6 +113,10 @@ class Api(Protocol):
         ...
 
     async def why(self, job_id: JobId) -> WhyView: ...
+    async def clean(self, how: Clean) -> Cleaned:
+        """Remove ended runs, oldest first, with their logs and the sources that no run needs any more, until both
+        bounds hold. A run that goes on is never touched."""
+        ...
 
     # --- logs ---
 

@@ -6,9 +6,9 @@ Times are RFC 3339 UTC strings with microseconds (``2025-01-31T10:00:00.000000Z`
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from corral.model.spec import Lock, Scalar, SourceRef
 
@@ -122,6 +122,20 @@ class Rerun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class CancelRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     force: bool = False
+
+
+class Clean(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may stay: at most ``keep_runs`` ended runs with at most ``keep_bytes`` of logs and sources altogether."""
+
+    keep_runs: Annotated[int, Meta(ge=0, le=2**31)] = 50
+    keep_bytes: Annotated[int, Meta(ge=0, le=2**53)] = 2 * 1024**3
+
+
+class Cleaned(Struct, frozen=True, kw_only=True):
+    """What was removed."""
+
+    runs: int
+    bytes: int
 
 
 class AgentView(Struct, frozen=True, kw_only=True):
