@@ -57,9 +57,12 @@ RESERVED_VARIABLES = ("CORRAL_",)
 """Prefixes of variables that only Corral sets."""
 
 
-def validate(workflows: Sequence[WorkflowSpec]) -> tuple[Fault, ...]:
-    """Every fault of the workflows; empty when they may run."""
-    checks = Checks()
+def validate(workflows: Sequence[WorkflowSpec], *, incomplete: frozenset[str] = frozenset()) -> tuple[Fault, ...]:
+    """Every fault of the workflows; empty when they may run.
+
+    :param incomplete: files of which a part is missing: that something is not there is no fault in them.
+    """
+    checks = Checks(incomplete=incomplete)
     seen: dict[str, WorkflowSpec] = {}
     for workflow in workflows:
         place = Place(file=workflow.file, line=workflow.line, path=workflow.name)
@@ -98,7 +101,7 @@ def _workflow(checks: Checks, workflow: WorkflowSpec, place: Place) -> None:
     _env(checks, place, workflow.env, Scope(contexts=("run", "event")))
     _timeout(checks, place.at("timeout"), workflow.timeout)
     if not workflow.jobs:
-        checks.add(place, f"workflow {workflow.name!r} has no jobs", f"add one with `{workflow.name}.job(...)`")
+        checks.missing(place, f"workflow {workflow.name!r} has no jobs", f"add one with `{workflow.name}.job(...)`")
     total = sum(len(job.matrix) or 1 for job in workflow.jobs)
     if total > JOBS_LIMIT:
         message = f"workflow {workflow.name!r} has {total} jobs with its matrices expanded; the limit is {JOBS_LIMIT}"
@@ -190,7 +193,7 @@ def _needs(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Pla
         elif name not in jobs:
             others = [other for other in jobs if other != job.name]
             message = f"job {job.name!r} needs an unknown job {name!r}{did_you_mean(name, others)}"
-            checks.add(at, message, f"this workflow has: {', '.join(others) or 'no other job'}")
+            checks.missing(at, message, f"this workflow has: {', '.join(others) or 'no other job'}")
         if count > 1:
             checks.add(at, f"job {job.name!r} needs {name!r} {count} times", "name it once, with one `when`")
 
