@@ -144,7 +144,7 @@ def _end_or_retry(
         return
     settlement = settling.after_failure(job.spec, job.tries, result, reason)
     if settlement.next is settling.Next.RETRY and job.state is JobState.RUNNING:
-        settle.requeue(connection, job, JobEvent.RETRY, wake, pause=settlement.pause, offers=0)
+        settle.requeue(connection, job, JobEvent.RETRY, wake, pause=settlement.pause, offers=0, tries=job.tries)
         return
     event = {Result.SUCCEEDED: JobEvent.SUCCEED, Result.SKIPPED: JobEvent.SUCCEED}.get(result, JobEvent.FAIL)
     if result is Result.CANCELLED:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from corral.control import bell, registration, reports
 from corral.control.bell import Bell
 from corral.control.limiter import AddressLimiter
+from corral.control.lines import LastLines
 from corral.control.link import Link, LinkClosed
 from corral.control.logpump import LogPump
 from corral.control.registration import HeldAnswer, Registered, Turned
@@ -105,6 +106,7 @@ class Services:
     secrets: Secrets
     pool_offer: Callable[[str], tuple[Labels, bool]]
     """(mandatory labels, is the default pool) of a pool by name."""
+    lines: LastLines
 
 
 class Sessions:
@@ -452,6 +454,7 @@ class Session:
             end = message.offset + len(message.data)
             self.send(LogAck(job_id=message.job_id, attempt=message.attempt, step=message.step, offset=end))
             return
+        self._s.lines.note(key.job_id, message.data)
         await self._pump.put(key, message)
 
     async def _log_key(self, job_id: JobId, attempt: int, step: int) -> LogKey | None:

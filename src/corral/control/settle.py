@@ -167,10 +167,12 @@ def _continue_after(connection: Connection, run_id: RunId, wake: Wake, *, failed
         continue_run(connection, run_id, wake)
 
 
-def requeue(connection: Connection, job: Job, event: JobEvent, wake: Wake, *, pause: float, offers: int) -> bool:
+def requeue(
+    connection: Connection, job: Job, event: JobEvent, wake: Wake, *, pause: float, offers: int, tries: int
+) -> bool:
     """Back into the queue after ``pause`` seconds."""
     ready_at = now(connection) + int(pause * SECOND)
-    moved = jobs.advance(connection, job, event, ready_at=ready_at, offers=offers, reason="", detail="")
+    moved = jobs.advance(connection, job, event, ready_at=ready_at, offers=offers, tries=tries, reason="", detail="")
     wake.queue |= moved
     wake.runs.add(job.run_id)
     return moved
@@ -194,9 +196,11 @@ def withdraw(connection: Connection, row: Attempt, reason: str, wake: Wake, *, c
     if offers >= settling.OFFERS_MAX:
         detail = f"{offers} offers in a row were not taken; the last by {row.agent_id}: {reason}"
         return end_job(connection, job, JobEvent.FAIL, wake, reason=Reason.OFFERS_EXHAUSTED, detail=detail)
-    event = JobEvent.WITHDRAW if job.state is JobState.OFFERED else JobEvent.RETRY
     pause = settling.offer_pause(offers) if counts else 0.0
-    return requeue(connection, job, event, wake, pause=pause, offers=offers)
+    if job.state is JobState.OFFERED:
+        return requeue(connection, job, JobEvent.WITHDRAW, wake, pause=pause, offers=offers, tries=job.tries)
+    # A committed start that never reached the agent had no effect: the try is given back.
+    return requeue(connection, job, JobEvent.RETRY, wake, pause=pause, offers=offers, tries=job.tries - 1)
 
 
 def lose(connection: Connection, row: Attempt, reason: Reason, detail: str, wake: Wake, *, instance_gone: bool) -> None:
@@ -219,7 +223,7 @@ def lose(connection: Connection, row: Attempt, reason: Reason, detail: str, wake
     if job.state is JobState.CANCELLING:
         end_job(connection, job, stopped(job), wake, reason=job.reason, detail=detail)
     elif settlement.next is settling.Next.RETRY:
-        requeue(connection, job, JobEvent.RETRY, wake, pause=settlement.pause, offers=0)
+        requeue(connection, job, JobEvent.RETRY, wake, pause=settlement.pause, offers=0, tries=job.tries)
     else:
         end_job(connection, job, JobEvent.FAIL, wake, reason=reason, detail=detail)
 

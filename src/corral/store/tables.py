@@ -327,6 +327,7 @@ provisions = Table(
     Column("version", Integer, nullable=False, default=1),
     Index("provisions_by_state", "state"),
     Index("provisions_by_job", "job_id"),
+    Index("provisions_by_run", "run_id"),
 )
 
 claims = Table(

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from corral.model.ids import AgentId, JobId
+from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
 from corral.model.records import Agent, PoolHealth, Provision
 from corral.model.states import AGENT, PROVISION, AgentEvent, AgentState, ProvisionEvent, ProvisionState
@@ -343,3 +343,10 @@ def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> No
 
 def pool_succeeded(connection: Connection, pool: str) -> None:
     connection.execute(delete(pool_health).where(pool_health.c.pool == pool))
+
+
+def provisions_of_run(connection: Connection, run_id: RunId) -> dict[JobId, Provision]:
+    """The latest provision made for each job of a run."""
+    query = select(*_PROVISION).where(provisions.c.run_id == run_id).order_by(provisions.c.requested_at)
+    rows = many(Provision, connection.execute(query))
+    return {row.job_id: row for row in rows if row.job_id is not None}
