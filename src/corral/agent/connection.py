@@ -31,7 +31,13 @@ class Rounds:
         self._clock = clock
         self._chance = chance
         self._rounds = 0
+        self._answered = ""
         self._not_before = 0.0
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Known URLs, the one that answered last first."""
+        return tuple(sorted(self._urls, key=lambda url: url != self._answered))
 
     def learn(self, urls: Iterable[str]) -> None:
         """The coordinators there are now, as ``welcome`` names them; the configured ones are kept behind."""
@@ -58,6 +64,7 @@ class Rounds:
             for url in tuple(self._urls):
                 link = await self._try(url)
                 if link is not None:
+                    self._answered = url
                     return url, link
 
     def _pause(self) -> float:

@@ -32,16 +32,25 @@ class Pump:
 
     :param learn: called before each piece is masked; may add secrets that the step registered meanwhile.
     :param grew: called from the pump's thread after the spool grew.
+    :param done: called from the pump's thread when everything is in the spool.
     """
 
     def __init__(
-        self, fd: int, *, masker: Masker, spool: StepSpool, learn: Callable[[], None], grew: Callable[[], None]
+        self,
+        fd: int,
+        *,
+        masker: Masker,
+        spool: StepSpool,
+        learn: Callable[[], None],
+        grew: Callable[[], None],
+        done: Callable[[], None],
     ) -> None:
         self._fd = fd
         self._masker = masker
         self._spool = spool
         self._learn = learn
         self._grew = grew
+        self._done = done
         self._ended_at: float | None = None
         self._owed = 0
         self.held_open = False
@@ -58,7 +67,7 @@ class Pump:
         os.write(self._wake_write, b"x")
 
     def join(self) -> None:
-        """Wait for the thread; everything is in the spool then."""
+        """Wait for the thread's end, a moment after ``done``."""
         self._thread.join()
         os.close(self._wake_write)
 
@@ -71,6 +80,7 @@ class Pump:
         finally:
             os.close(self._fd)
             os.close(self._wake_read)
+            self._done()
 
     def _step(self) -> bool:
         """Wait for something and take it; False at the end."""

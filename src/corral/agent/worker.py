@@ -32,8 +32,6 @@ from corral.wire.agent import (
     Forget,
     JobKey,
     JobOutcome,
-    JobPhase,
-    LinkState,
     Output,
     Registered,
     Send,
@@ -77,6 +75,8 @@ DRAIN_GRACE = 10.0
 class Worker:
     """One agent process.
 
+    :param key: the agent's own; empty: the configured one, or one made here, before anything is dialled, and held in
+        memory only.
     :param tell_warden: called with the monotonic second (``clock``) until when the agent may go on, at each change.
     :param on_bound: called once after the first registration: what carried the claim may be wiped.
     """
@@ -90,6 +90,7 @@ class Worker:
         clock: Clock,
         chance: Chance,
         facts: Facts,
+        key: str = "",
         tell_warden: Callable[[float], None] = lambda deadline: None,
         on_bound: Callable[[], None] = lambda: None,
     ) -> None:
@@ -97,8 +98,7 @@ class Worker:
         self._clock = clock
         self._tell_warden = tell_warden
         self._on_bound: Callable[[], None] | None = on_bound
-        # Made before anything is dialled, and held in memory only.
-        self.key = config.key or secret_token(chance, KEY_PREFIX)
+        self.key = key or config.key or secret_token(chance, KEY_PREFIX)
         self.session = AgentSession(
             agent_id=config.agent_id,
             key=self.key,
@@ -140,6 +140,11 @@ class Worker:
             await _cancelled(tuple(self._tasks))
         assert self._ending is not None
         return self._ending
+
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        """Known URLs, the one in use first."""
+        return self._rounds.urls
 
     def stop(self, reason: str) -> None:
         """The host asks the agent to end: first after the job in hand, a second time at once."""

@@ -483,9 +483,7 @@ class AgentSession:
         if isinstance(message, Start) and move is Move.BEGIN:
             return self._begin(held, message.secrets)
         if isinstance(message, Cancel) and move is Move.CANCEL:
-            return (
-                StopJob(key=held.key, reason=message.reason, grace=max(0.0, message.grace), force=message.force),
-            )
+            return (StopJob(key=held.key, reason=message.reason, grace=max(0.0, message.grace), force=message.force),)
         if move is Move.ACCEPT_AGAIN:
             return (Send(Accept(job_id=held.key.job_id, attempt=held.key.attempt)),)
         return self._drop(held) if move is Move.DROP else self._forget(held)
