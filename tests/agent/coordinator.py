@@ -210,9 +210,7 @@ class Coordinator:
             return value
 
     def said(self, kind: type[M], **fields: Any) -> list[M]:
-        return [
-            m for m in self.messages if isinstance(m, kind) and all(getattr(m, k) == v for k, v in fields.items())
-        ]
+        return [m for m in self.messages if isinstance(m, kind) and all(getattr(m, k) == v for k, v in fields.items())]
 
     async def hears(self, kind: type[M], **fields: Any) -> M:
         found: list[M] = await self.until(lambda: self.said(kind, **fields), f"{kind.__name__} {fields}")

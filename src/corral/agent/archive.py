@@ -138,5 +138,5 @@ def inside(name: str) -> PurePosixPath:
 
 
 def _stamp(path: Path, member: tarfile.TarInfo) -> None:
-    os.chmod(path, (member.mode & 0o777) | 0o700)
+    path.chmod((member.mode & 0o777) | 0o700)
     os.utime(path, (member.mtime, member.mtime))

@@ -46,6 +46,10 @@ class Halt:
         for event in self._watching:
             event.set()
 
+    def asked(self) -> bool:
+        """Somebody wants the job to end."""
+        return self.reason is not None
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
         """An event that is set whenever something is asked."""

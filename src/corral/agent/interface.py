@@ -78,7 +78,8 @@ class LogSource(Protocol):
 
 
 class RunningJob(Protocol):
-    logs: LogSource
+    @property
+    def logs(self) -> LogSource: ...
 
     async def wait(self) -> JobOutcome:
         """Return when the job ended, nothing that it started is left and its log is complete in ``logs``."""

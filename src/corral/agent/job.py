@@ -203,7 +203,7 @@ class _Course:
     ) -> dict[str, str]:
         """``env`` with the job's Python environment activated; its making is part of the first step's log."""
         python = self._order.spec.python
-        if python is None or not python.requirements or not steps or self._halt.reason is not None:
+        if python is None or not python.requirements or not steps or self._halt.asked():
             return env
         place = pyenv.environment_path(self._host.cache, interpreter, python.requirements)
 
@@ -215,7 +215,7 @@ class _Course:
         try:
             await pyenv.build(place, interpreter, python.requirements, directories.run, run)
         except (CannotRun, CannotStart) as error:
-            if self._halt.reason is not None:
+            if self._halt.asked():
                 return env
             self._reports.step_started(0)
             outcome = StepOutcome(result=Result.FAILED, reason=Reason.ENVIRONMENT_FAILED, detail=str(error))

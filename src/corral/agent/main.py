@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m corral.agent --config FILE``: one agent process. Exit codes are in ``ending.py`` and ``docs/agent.md``."""
+"""``python -m corral.agent --config FILE``: one agent process. Exit codes: ``ending.py``, ``docs/agent.md``."""
 
 from __future__ import annotations
 

@@ -69,6 +69,7 @@ class Pump:
     def join(self) -> None:
         """Wait for the thread's end, a moment after ``done``."""
         self._thread.join()
+        os.close(self._wake_read)
         os.close(self._wake_write)
 
     def _run(self) -> None:
@@ -79,7 +80,6 @@ class Pump:
             self._put(self._masker.flush())
         finally:
             os.close(self._fd)
-            os.close(self._wake_read)
             self._done()
 
     def _step(self) -> bool:

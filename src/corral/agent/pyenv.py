@@ -78,7 +78,7 @@ def _commands(interpreter: str, part: Path, listing: Path) -> tuple[list[str], .
 def _move(part: Path, place: Path) -> None:
     _rewrite_scripts(part, place)
     try:
-        os.rename(part, place)
+        part.rename(place)
     except OSError:
         if not (place / "bin" / "python").exists():
             raise

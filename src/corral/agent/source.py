@@ -74,7 +74,7 @@ class Sources:
     def _cached(self, path: Path, hash: str) -> BinaryIO | None:
         """Verified each time: jobs of the pool can write to the cache."""
         try:
-            file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except OSError:
             return None
         digest = hashlib.sha256()
@@ -118,13 +118,12 @@ class Sources:
                 answer = connection.getresponse()
                 _judge(url, source, answer)
                 _copy(answer, file, source, stop)
-            os.replace(name, path)
+            Path(name).replace(path)
         except (OSError, http.client.HTTPException) as error:
             raise TemporaryError(f"{url}: {error or type(error).__name__}") from None
         finally:
             connection.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+            Path(name).unlink(missing_ok=True)
 
     def _evict(self) -> None:
         with contextlib.suppress(OSError):

@@ -220,5 +220,5 @@ def _nameless(directory: Path) -> int:
     with contextlib.suppress(OSError):
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fd, name = tempfile.mkstemp(dir=directory)
-    os.unlink(name)
+    Path(name).unlink()
     return fd

@@ -40,7 +40,6 @@ class Ran(NamedTuple):
     exit: Exit
     cause: Reason | None
     out_of_memory: bool
-    killed_by_us: bool
 
 
 class StepRuns:
@@ -63,12 +62,12 @@ class StepRuns:
         tries = 1
         while True:
             outcome = await self._try(index, step, env, cleanup=cleanup)
-            if outcome.result is not Result.FAILED or tries >= retry.attempts or self._halt.reason is not None:
+            if outcome.result is not Result.FAILED or tries >= retry.attempts or self._halt.asked():
                 return _with_tries(outcome, tries)
             pause = retry.wait_after(tries)
             self._logs.mark(index, f"try {tries} of {retry.attempts} failed ({outcome.detail}); again in {pause:g} s")
             await self._halt.pause(pause)
-            if self._halt.reason is not None:
+            if self._halt.asked():
                 return _with_tries(outcome, tries)
             tries += 1
 
@@ -140,7 +139,8 @@ class StepRuns:
                 index, "a process that outlived this step holds its output open; what it prints is not kept"
             )
         kills = self._oom.kills()
-        return Ran(exit, cause, kills_before is not None and kills is not None and kills > kills_before, process.killed)
+        oom = kills_before is not None and kills is not None and kills > kills_before
+        return Ran(exit, cause, oom and not process.killed)
 
     def _pump(self, index: int, fd: int, done: asyncio.Event) -> Pump:
         loop = asyncio.get_running_loop()

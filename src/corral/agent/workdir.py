@@ -47,9 +47,9 @@ def _open_up(
     function: Callable[..., Any], path: str, error: tuple[type[BaseException], BaseException, TracebackType]
 ) -> None:
     with contextlib.suppress(OSError):
-        for place in (os.path.dirname(path), path):
-            if stat.S_ISDIR(os.lstat(place).st_mode):
-                os.chmod(place, stat.S_IRWXU)
+        for place in (Path(path).parent, Path(path)):
+            if stat.S_ISDIR(place.lstat().st_mode):
+                place.chmod(stat.S_IRWXU)
         if function in (os.scandir, os.open, os.lstat):
             shutil.rmtree(path, ignore_errors=True)
         else:
