@@ -15,6 +15,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,9 @@ BATCH_BYTES = 16 * 1024 * 1024
 """Raw bytes taken at once: several sync's worth of work at any disk's speed, and what one batch may hold in memory."""
 GROUP_FILES = 128
 """Logs written before the first of them is synced."""
+SYNCERS = 8
+"""Threads that wait for the disk when several logs were written: on ext4 500 files took 1.4 s one after the other,
+0.06 s by eight."""
 OPEN_FILES = 2 * GROUP_FILES
 """Descriptors kept for logs being written. Opening one again costs some microseconds."""
 BEHIND = "what came before in this log could not be stored; send it again from there"
@@ -115,6 +119,7 @@ class LogWriter:
         self._stopping = False
         self._compressor = logformat.new_compressor()
         self._files: OrderedDict[Tail, int] = OrderedDict()
+        self._syncers = ThreadPoolExecutor(SYNCERS, thread_name_prefix="log-sync")
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
@@ -137,6 +142,7 @@ class LogWriter:
                     self._call(part)
                 else:
                     self._write(part)
+        self._syncers.shutdown()
         for fd in self._files.values():
             os.close(fd)
 
@@ -163,11 +169,11 @@ class LogWriter:
         self._on_outcome(outcome)
 
     def _write(self, by_log: dict[Tail, list[Item]]) -> None:
-        """Write every log's share before syncing the first: the file system commits them together."""
-        shares = [self._share(tail, items) for tail, items in by_log.items()]
-        for share in shares:
-            if share is not None:
-                self._sync(share)
+        """Write every log's share, then sync them side by side: the file system commits them together."""
+        shares = [share for tail, items in by_log.items() if (share := self._share(tail, items)) is not None]
+        errors = map(_sync, shares) if len(shares) == 1 else self._syncers.map(_sync, shares)
+        for share, error in zip(shares, errors, strict=True):
+            self._settle(share, error)
 
     def _share(self, tail: Tail, items: list[Item]) -> _Share | None:
         """None when it failed; the outcome has been given then."""
@@ -203,13 +209,9 @@ class LogWriter:
             created=created,
         )
 
-    def _sync(self, share: _Share) -> None:
+    def _settle(self, share: _Share, error: OSError | None) -> None:
         tail = share.tail
-        try:
-            os.fdatasync(share.fd)
-            if share.created:
-                sync_directory(tail.path.parent)
-        except OSError as error:
+        if error is not None:
             self._undo(share)
             self._fail(share.outcome, unavailable(error))
             return
@@ -248,6 +250,17 @@ class LogWriter:
         fd = self._files.pop(tail, None)
         if fd is not None:
             os.close(fd)
+
+
+def _sync(share: _Share) -> OSError | None:
+    """Make it durable, its name too when it is new; what went wrong, if anything."""
+    try:
+        os.fdatasync(share.fd)
+        if share.created:
+            sync_directory(share.tail.path.parent)
+    except OSError as error:
+        return error
+    return None
 
 
 def _parts(batch: list[Item]) -> list[dict[Tail, list[Item]] | Call]:
