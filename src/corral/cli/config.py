@@ -196,9 +196,9 @@ def _sizes(document: Document, data: dict[str, Any]) -> list[Fault]:
         except ValueError as error:
             return [document.fault(("retention", "size"), str(error))]
     uids = data.get("uids")
-    if isinstance(uids, str) and (found := re.match(r"(\d+)-(\d+)\Z", uids)):
-        if int(found[1]) < 1000 or int(found[2]) < int(found[1]):
-            return [document.fault(("uids",), f"{uids} is no range of ordinary users", "FIRST-LAST, from 1000 on")]
+    found = re.match(r"(\d+)-(\d+)\Z", uids) if isinstance(uids, str) else None
+    if found is not None and (int(found[1]) < 1000 or int(found[2]) < int(found[1])):
+        return [document.fault(("uids",), f"{uids} is no range of ordinary users", "FIRST-LAST, from 1000 on")]
     return []
 
 

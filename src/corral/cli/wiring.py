@@ -262,7 +262,7 @@ async def open_client(state_dir: Path | None, url: str | None, token: str | None
 @contextlib.asynccontextmanager
 async def _offline(state_dir: Path) -> AsyncIterator[Client]:
     from corral.client import Client
-    from corral.client.transport import in_process
+    from corral.client.transport import AppTransport
     from corral.control.api import Principal, Role
     from corral.model.ids import TokenId
     from corral.web.app import create_app
@@ -271,7 +271,7 @@ async def _offline(state_dir: Path) -> AsyncIterator[Client]:
     try:
         local = Principal(token_id=TokenId("local"), name="local", role=Role.ADMIN)
         app = create_app(assembly.coordinator, local=local)
-        async with Client("http://corral.local", "", transport=in_process(app)) as client:
+        async with Client("http://corral.local", "", transport=AppTransport(app)) as client:
             yield client
     finally:
         await assembly.close()

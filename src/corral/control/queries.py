@@ -99,7 +99,7 @@ def job_view(
         queued=_seconds(job.queued_at, asked or job.started_at or end),
         provisioned=_seconds(asked, job.started_at or end) if asked is not None else None,
         running=_seconds(job.started_at, end),
-        total=_seconds(job.created_at, end) if job.state is not JobState.WAITING else None,
+        total=_seconds(job.queued_at, end),
         waiting_for=_waiting_for(job, reasons) if job.state not in JOB.terminal else "",
         last_line=lines.get(job.id) if job.state in (JobState.RUNNING, JobState.CANCELLING) else "",
         steps=tuple(steps),
