@@ -139,6 +139,15 @@ class Cleaned(Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class LogEvent(Struct, frozen=True, kw_only=True):
+    """Data of one ``log`` event. ``data``: base64 of the bytes from ``offset`` on; ``final``: the step's last."""
+
+    step: int
+    offset: int
+    data: str
+    final: bool
+
+
 class AgentView(Struct, frozen=True, kw_only=True):
     id: str
     pool: str
