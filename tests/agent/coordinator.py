@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small coordinator for tests: real WebSocket and HTTP over loopback, scripted by the test, remembering everything."""
+"""A small coordinator for tests: real WebSocket and HTTP over loopback, scripted by the test, with a memory."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Coordinator:
                     await connection.send(encode(HeartbeatAck(number=number)))
             case Log():
                 await self._store(connection, message)
-            case JobFinished(job_id=job_id, attempt=attempt):
+            case JobFinished():
                 if self.ack_finished:
                     await self._acknowledge_end(connection, message)
             case _:

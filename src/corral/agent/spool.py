@@ -87,10 +87,11 @@ class StepSpool:
     One writer at a time. Offsets count from the log's first byte.
     """
 
-    def __init__(self, directory: Path, budget: Budget, limit: int) -> None:
+    def __init__(self, directory: Path, budget: Budget, limit: int, *, patience: float = FULL_DISK_PATIENCE) -> None:
         self._directory = directory
         self._budget = budget
         self._limit = limit
+        self._patience = patience
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
         self._sha256 = hashlib.sha256()
@@ -193,12 +194,12 @@ class StepSpool:
 
     def _write_patiently(self, view: memoryview) -> int:
         # The pump's own thread waits for a disk, not for anything that a clock is injected for.
-        give_up = time.monotonic() + FULL_DISK_PATIENCE
+        give_up = time.monotonic() + self._patience
         while True:
             try:
                 return self._write(view)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or time.monotonic() > give_up:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or time.monotonic() >= give_up:
                     return 0
             if self._abandoned.wait(FULL_DISK_LOOK):
                 return 0
