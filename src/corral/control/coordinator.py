@@ -269,7 +269,9 @@ class Coordinator:
         return tuple(queries.token_view(row) for row in await self._db.read(tokens.every))
 
     async def revoke_token(self, token_id: TokenId) -> TokenView:
-        row = await self._db.write(lambda c: credentials.revoke(c, token_id))
+        wake = Wake()
+        row = await self._db.write(lambda c: credentials.revoke(c, token_id, wake))
+        ring(self.bell, wake)
         session = self.sessions.get(row.agent_id) if row.agent_id is not None else None
         if session is not None:
             session.close(close.REFUSED, "this agent's token was revoked")

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from corral.control import settle
 from corral.control.api import Role
 from corral.control.registration import digest
+from corral.control.settle import Wake
 from corral.model.errors import Fault, NotFound, Refused
 from corral.model.ids import AgentId, TokenId
 from corral.model.labels import MAX_LABELS, label_fault, labels, reserved
 from corral.model.records import Token
+from corral.model.spec import Reason
 from corral.model.views import NewToken
 from corral.runtime.chance import Chance, agent_id, secret_token, token_id
-from corral.store.repo import agents, tokens
+from corral.store.repo import agents, jobs, tokens
 
 TOKEN_PREFIX = "corral_"
 AGENT_ROLE = "agent"
@@ -85,8 +88,12 @@ def store(connection: Connection, made: Made) -> Token:
     )
 
 
-def revoke(connection: Connection, token_id: TokenId) -> Token:
-    """:raises NotFound: no such token. :raises Refused: it is the last admin token."""
+def revoke(connection: Connection, token_id: TokenId, wake: Wake) -> Token:
+    """An agent's job is settled in the same transaction, not when somebody misses the agent.
+
+    :raises NotFound: no such token.
+    :raises Refused: it is the last admin token.
+    """
     row = tokens.get(connection, token_id)
     if row is None:
         raise NotFound(f"no token {token_id}")
@@ -94,7 +101,17 @@ def revoke(connection: Connection, token_id: TokenId) -> Token:
         raise Refused("this is the last admin token; create another one first")
     tokens.revoke(connection, token_id)
     if row.agent_id is not None:
-        agents.end(connection, row.agent_id)
+        _end_agent(connection, row.agent_id, wake)
     after = tokens.get(connection, token_id)
     assert after is not None
     return after
+
+
+def _end_agent(connection: Connection, agent_id: AgentId, wake: Wake) -> None:
+    agent = agents.get(connection, agent_id)
+    if agent is not None and agent.assignment is not None and agent.assigned_attempt is not None:
+        row = jobs.attempt(connection, agent.assignment, agent.assigned_attempt)
+        if row is not None:
+            detail = "the agent's token was revoked"
+            settle.lose(connection, row, Reason.AGENT_LOST, detail, wake, instance_gone=True)
+    agents.end(connection, agent_id)
