@@ -18,7 +18,19 @@ spec = find_spec("corral.workflow")
 assert spec is not None and spec.submodule_search_locations
 PACKAGE = Path(spec.submodule_search_locations[0])
 RUNNER = PACKAGE / "runner.py"
-CHILD_SIDE = ["__init__", "collector", "context", "export", "invocation", "language", "loading", "origin", "outputs", "runner", "words"]
+CHILD_SIDE = [
+    "__init__",
+    "collector",
+    "context",
+    "export",
+    "invocation",
+    "language",
+    "loading",
+    "origin",
+    "outputs",
+    "runner",
+    "words",
+]
 """The modules that run in an author's interpreter."""
 
 
