@@ -32,6 +32,12 @@ class Checks:
     """Collects faults; each once, in the order found."""
 
     faults: dict[Fault, None] = field(default_factory=dict)
+    incomplete: frozenset[str] = frozenset()
+
+    def missing(self, place: Place, message: str, remedy: str) -> None:
+        """A fault that something is not there; only where all that the author wrote was read."""
+        if place.file not in self.incomplete:
+            self.add(place, message, remedy)
 
     def add(self, place: Place, message: str, remedy: str) -> None:
         fault = Fault(file=place.file, line=place.line, path=place.path, message=message, remedy=remedy)

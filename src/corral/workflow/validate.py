@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from corral.model.errors import Fault
+from corral.model.expressions import TEMPLATE_LIMIT
 from corral.model.labels import MAX_LABELS, label_fault, labels
 from corral.model.spec import (
     JOBS_LIMIT,
@@ -57,9 +58,12 @@ RESERVED_VARIABLES = ("CORRAL_",)
 """Prefixes of variables that only Corral sets."""
 
 
-def validate(workflows: Sequence[WorkflowSpec]) -> tuple[Fault, ...]:
-    """Every fault of the workflows; empty when they may run."""
-    checks = Checks()
+def validate(workflows: Sequence[WorkflowSpec], *, incomplete: frozenset[str] = frozenset()) -> tuple[Fault, ...]:
+    """Every fault of the workflows; empty when they may run.
+
+    :param incomplete: files of which a part is missing: that something is not there is no fault in them.
+    """
+    checks = Checks(incomplete=incomplete)
     seen: dict[str, WorkflowSpec] = {}
     for workflow in workflows:
         place = Place(file=workflow.file, line=workflow.line, path=workflow.name)
@@ -98,7 +102,7 @@ def _workflow(checks: Checks, workflow: WorkflowSpec, place: Place) -> None:
     _env(checks, place, workflow.env, Scope(contexts=("run", "event")))
     _timeout(checks, place.at("timeout"), workflow.timeout)
     if not workflow.jobs:
-        checks.add(place, f"workflow {workflow.name!r} has no jobs", f"add one with `{workflow.name}.job(...)`")
+        checks.missing(place, f"workflow {workflow.name!r} has no jobs", f"add one with `{workflow.name}.job(...)`")
     total = sum(len(job.matrix) or 1 for job in workflow.jobs)
     if total > JOBS_LIMIT:
         message = f"workflow {workflow.name!r} has {total} jobs with its matrices expanded; the limit is {JOBS_LIMIT}"
@@ -128,7 +132,7 @@ def _cycles(checks: Checks, jobs: Mapping[str, JobSpec], place: Place) -> None:
 
 def _name(checks: Checks, place: Place, name: str, what: str) -> None:
     if not name:
-        checks.add(place, f"a {what} has no name", f"name the {what}")
+        checks.add(place, f"the {what}'s name is empty", "name it")
     elif len(name) > NAME_LIMIT:
         message = f"{what} name {name[:20]!r}… has {len(name)} characters; the limit is {NAME_LIMIT}"
         checks.add(place, message, "shorten it")
@@ -190,7 +194,7 @@ def _needs(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Pla
         elif name not in jobs:
             others = [other for other in jobs if other != job.name]
             message = f"job {job.name!r} needs an unknown job {name!r}{did_you_mean(name, others)}"
-            checks.add(at, message, f"this workflow has: {', '.join(others) or 'no other job'}")
+            checks.missing(at, message, f"this workflow has: {', '.join(others) or 'no other job'}")
         if count > 1:
             checks.add(at, f"job {job.name!r} needs {name!r} {count} times", "name it once, with one `when`")
 
@@ -262,8 +266,8 @@ def _outputs(checks: Checks, job: JobSpec, scope: Scope, place: Place) -> None:
     names = tuple(step.name for step in job.steps)
     inner = scope.widened(("steps", "env"), steps=names, later=())
     for name, template in job.outputs.items():
-        _variable(checks, at, name, "output", reserved=False)
-        check_template(checks, at, template, inner)
+        _name(checks, at.at(name), name, "output")
+        check_template(checks, at.at(name), template, inner)
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -334,16 +338,18 @@ def _env(checks: Checks, place: Place, env: Mapping[str, str], scope: Scope) -> 
     if len(env) > ENV_LIMIT:
         checks.add(at, f"{len(env)} variables; the limit is {ENV_LIMIT}", "put them into a file of the repository")
     for name, value in env.items():
-        _variable(checks, at, name, "variable")
-        _text(checks, at, value, f"variable {name!r}", VALUE_LIMIT)
-        check_template(checks, at, value, scope)
+        entry = at.at(name)
+        _variable(checks, entry, name, "variable")
+        _text(checks, entry, value, f"variable {name!r}", VALUE_LIMIT)
+        if len(value) <= TEMPLATE_LIMIT:
+            check_template(checks, entry, value, scope)
 
 
-def _variable(checks: Checks, at: Place, name: str, what: str, *, reserved: bool = True) -> None:
+def _variable(checks: Checks, at: Place, name: str, what: str) -> None:
     if not _VARIABLE.match(name) or len(name) > NAME_LIMIT:
         message = f"{what} name {name[:NAME_LIMIT]!r} may hold only letters, digits and _, and starts with none of 0-9"
         checks.add(at, message, "rename it")
-    elif reserved and name.startswith(RESERVED_VARIABLES):
+    elif name.startswith(RESERVED_VARIABLES):
         checks.add(at, f"{what} {name!r}: names that start with CORRAL_ are Corral's own", "rename it")
 
 
