@@ -41,15 +41,15 @@ def test_a_full_budget_stops_the_writer_until_bytes_are_acknowledged(tmp_path: P
     data = os.urandom(1024 * KIB)
     writer = threading.Thread(target=spool.append, args=(data,))
     writer.start()
-    got = bytearray()
+    got = b""
     eventually(lambda: budget.used == 256 * KIB)
     assert spool.end == 256 * KIB
     while len(got) < len(data):
-        piece = eventually(lambda at=len(got): spool.read(at, 64 * KIB))
+        piece = eventually(lambda got=got: spool.read(len(got), 64 * KIB))
         got += piece
         spool.stored(len(got))
     writer.join()
-    assert bytes(got) == data
+    assert got == data
     spool.close()
     assert budget.used == 0
 

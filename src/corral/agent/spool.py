@@ -25,8 +25,9 @@ SEGMENT = 4 * 1024 * 1024
 """Bytes of one segment: small enough that disk space comes back soon, large enough for few files."""
 SEGMENTS_OF_LIMIT = 8
 """A segment is at most this fraction of the budget, so that acknowledging can always free some."""
-FULL_DISK_PATIENCE = 10.0
-"""Seconds an append waits for the disk to take bytes again before it drops them and says so."""
+FULL_DISK_PATIENCE = 3.0
+"""Seconds an append waits for the disk to take bytes again before it drops them and says so: acknowledged log frees
+some within a second, and a job that filled the disk itself shall end, not hang."""
 FULL_DISK_LOOK = 0.25
 """Seconds between two tries on a full disk."""
 
