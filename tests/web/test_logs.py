@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from corral.model.errors import StoreUnavailable
 from corral.web.problems import RangeNotSatisfiable
 from corral.web.ranges import byte_range
-from tests.waiting import eventually
+from tests.waiting import eventually_async
 from tests.web.fake_api import FakeApi, new_run
 from tests.web.test_app import problem, with_app
 
@@ -115,7 +115,7 @@ def test_a_followed_log_is_complete_and_each_event_says_where_to_go_on() -> None
     async def test(api: FakeApi, client: httpx2.AsyncClient) -> None:
         job_id = await job_with_log(api, ODD, final=False)
         asked = asyncio.create_task(client.get(f"/api/v1/jobs/{job_id}/log/events"))
-        await eventually(lambda: api.changed._waiters)  # type: ignore[attr-defined]
+        await eventually_async(lambda: api.changed._waiters)  # type: ignore[attr-defined]
         await api.print(job_id, 0, b"more", final=True)
         found = parse((await asked).content)
         assert [name for name, _, _ in found] == ["log", "log", "end"]
@@ -154,7 +154,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
     async def test(api: FakeApi, client: httpx2.AsyncClient) -> None:
         job_id = await job_with_log(api, b"abc", final=False)
         asked = asyncio.create_task(client.get(f"/api/v1/jobs/{job_id}/log/events"))
-        await eventually(lambda: api.changed._waiters)  # type: ignore[attr-defined]
+        await eventually_async(lambda: api.changed._waiters)  # type: ignore[attr-defined]
         api.broken = StoreUnavailable("the log store is away", retry_after=2.0)
         await api.change()
         name, _, data = parse((await asked).content)[-1]
@@ -169,7 +169,7 @@ def test_a_reader_that_goes_away_ends_what_follows_for_it() -> None:
         async with client.stream("GET", f"/api/v1/jobs/{job_id}/log/events") as answer:
             received = answer.aiter_bytes()
             await anext(received)
-            await eventually(lambda: api.changed._waiters)  # type: ignore[attr-defined]
-        await eventually(lambda: not api.changed._waiters)  # type: ignore[attr-defined]
+            await eventually_async(lambda: api.changed._waiters)  # type: ignore[attr-defined]
+        await eventually_async(lambda: not api.changed._waiters)  # type: ignore[attr-defined]
 
     with_app(test)

@@ -21,7 +21,7 @@ from corral.web.app import create_app
 from corral.web.listen import CannotListen, PortInUse, bind, holder_of, url_of
 from corral.web.serve import WebServer, serve
 from corral.wire.messages import FRAME_LIMIT, SUBPROTOCOL
-from tests.waiting import eventually
+from tests.waiting import eventually_async
 from tests.web.fake_api import TOKENS, FakeApi, new_run
 
 Test = Callable[[FakeApi, WebServer], Awaitable[None]]
@@ -175,7 +175,7 @@ def test_a_thousand_frames_pass_while_the_session_is_slow_to_read() -> None:
         async with dial(server) as link:
             for number in range(1000):
                 await link.send(number.to_bytes(4, "big") * 100)
-            await eventually(lambda: len(api.frames) == 1000)
+            await eventually_async(lambda: len(api.frames) == 1000)
             for _ in range(1000):
                 await link.recv()
             assert [frame[:4] for frame in api.frames] == [n.to_bytes(4, "big") for n in range(1000)]

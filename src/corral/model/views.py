@@ -90,6 +90,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     title: str
     state: str
     reason: str = ""
+    detail: str = ""
     original: str = ""
     """The run that this one re-runs."""
     created_at: str
