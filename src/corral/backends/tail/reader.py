@@ -141,6 +141,7 @@ class Reader:
             self._seat.arm(self._file.fd)
             # A write between the last read and the arming would wake nobody.
             if self._grew():
+                await asyncio.sleep(0)
                 return
         await self._wake.wait()
 
