@@ -55,9 +55,12 @@ class Reader:
         self._file: OpenFile | None = None
         self._overrun = False
         self._unyielded = 0
+        self._looked = False
         self._task: asyncio.Task[None] | None = None
         # Where reading ends once the stop was seen: a writer that never rests must not hold it up.
         self._last: int | None = None
+        # Truncations that are still followed after the stop, for the same reason.
+        self._last_restarts = 1
         self._wake = asyncio.Event()
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
@@ -86,6 +89,16 @@ class Reader:
         self._filled.clear()
         if self.backlog.empty and not self.ended:
             await self._filled.wait()
+
+    @property
+    def begun(self) -> bool:
+        """True once the path was looked at for the first time."""
+        return self._looked
+
+    @property
+    def astray(self) -> bool:
+        """True while a file is read that no longer stands at the path."""
+        return self._file is not None and self._seat.restless
 
     def taken(self) -> None:
         """The consumer has taken a batch: there may be room."""
@@ -118,6 +131,7 @@ class Reader:
             if stopping:
                 await self._flush()
                 return
+            self._looked = True
             if settled:
                 await self._rest()
 
@@ -141,6 +155,7 @@ class Reader:
             self._seat.arm(self._file.fd)
             # A write between the last read and the arming would wake nobody.
             if self._grew():
+                await asyncio.sleep(0)
                 return
         await self._wake.wait()
 
@@ -178,8 +193,11 @@ class Reader:
     def _past_last(self, file: OpenFile) -> bool:
         if not self._stop.is_set():
             return False
+        size = file.size()
+        if size < file.offset and self._last_restarts:
+            return False
         if self._last is None:
-            self._last = file.size()
+            self._last = size
         return file.offset >= self._last
 
     async def _restart(self, file: OpenFile) -> None:
@@ -192,7 +210,9 @@ class Reader:
         notice = records.rewritten(record)
         await self._put(Batch(start=here, lines=[notice], size=len(notice), end=begin, counted=False))
         file.rewind()
-        self._last = None
+        if self._stop.is_set():
+            self._last = None
+            self._last_restarts -= 1
         self._splitter.begin(begin)
 
     async def _flush(self) -> None:

@@ -173,7 +173,7 @@ class OpenFile:
         if size < self.offset:
             return Look.REWRITTEN
         back = len(self._anchor)
-        wanted = max(min(limit, back + size - self.offset), back)
+        wanted = back + min(max(limit - back, 1), size - self.offset)
         data = os.pread(self.fd, wanted, self.offset - back) if wanted else b""
         if len(data) < back:
             return Look.REWRITTEN
