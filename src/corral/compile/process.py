@@ -192,10 +192,12 @@ class _Watch:
 
 def _sweep(child: subprocess.Popen[bytes], mark: str) -> None:
     """Kill everything that inherited the mark in its environment, then what is left of the child's group."""
+    killed: set[str] = set()
     for _ in range(_ROUNDS):
-        killed = [entry for entry in _processes() if _kill_marked(int(entry), mark)]
-        if not killed:
+        found = {entry for entry in _processes() if entry not in killed and _kill_marked(int(entry), mark)}
+        if not found:
             break
+        killed |= found
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
