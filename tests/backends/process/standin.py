@@ -124,6 +124,8 @@ def main() -> None:
         case "daemons-and-exit":
             for _ in range(3):
                 child(daemon)
+            while len(os.listdir("pids")) < 3:  # noqa: PTH208
+                time.sleep(0.001)
             os._exit(0)
         case "hidden":
             child(hide)

@@ -30,7 +30,7 @@ from corral.backends.interface import (
     Transient,
 )
 from corral.backends.process import cgroups, checks, killing, removal, sentences, spawn, strays
-from corral.backends.process.journal import JOURNAL, Identity, Journal, Place
+from corral.backends.process.journal import JOURNAL, Identity, Journal, Place, make_root
 from corral.backends.process.users import Slots, User, named_user
 from corral.backends.process.watch import Warden, Wardens, send
 from corral.model.ids import AgentId, ClusterId
@@ -301,7 +301,7 @@ class ProcessBackend:
 
     def _make_root(self) -> None:
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o711 if self._slots else 0o700)
+            make_root(self.root)
         except OSError as error:
             raise sentences.system_error(error.errno or 0, f"make {self.root}") from None
 
