@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tail in a process of its own, so that its memory can be measured: ``python reader.py PATH PACE``.
 
-Prints that it is ready, reads until standard input closes, and prints a JSON object. ``PACE`` ``prompt`` takes
-every line at once; ``slow`` takes one per ten milliseconds until the stop.
+Prints that it is ready, reads until standard input closes, and prints a JSON object. ``PACE`` ``prompt``
+takes every line at once; ``slow`` takes one per ten milliseconds until the stop.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ SMALL = Bounds(line_bytes=8, read_bytes=7, queued_lines=4, queued_bytes=48, pati
 
 
 async def take(tail: Tail, count: int) -> list[bytes]:
-    """The next ``count`` lines; fails where one does not come. The loop turns only where one has to be waited for."""
+    """The next ``count`` lines; fails where one does not come. The loop turns only where one has to be
+    waited for."""
     async with asyncio.timeout(WITHIN):
         return [await anext(tail) for _ in range(count)]
 
