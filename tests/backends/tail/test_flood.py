@@ -42,8 +42,7 @@ async def fuzz(path: Path, mode: str, seed: int, watch: Watch) -> list[bytes]:
 
 @both_ways
 @pytest.mark.parametrize("seed", [1, 2])
-def test_lines_cut_at_any_byte_arrive_whole_once_and_in_order(tmp_path: Path, seed: int, watch: Watch) ->
-None:
+def test_lines_cut_at_any_byte_arrive_whole_and_in_order(tmp_path: Path, seed: int, watch: Watch) -> None:
     lines = asyncio.run(fuzz(tmp_path / "log", "split", seed, watch))
     assert all(map(is_good, lines))
     assert [number_of(line) for line in lines] == list(range(LINES))

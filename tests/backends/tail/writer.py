@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hostile writer, run as a process of its own: ``python writer.py MODE PATH SEED``.
 
-Every good line is ``number:checksum:noise``; the noise is any bytes but LF, so mostly no UTF-8. It is
-written in pieces cut at any byte. Prints how many lines it wrote.
+Every good line is ``checksum:number:noise``; the noise is any bytes but LF, so mostly no UTF-8. It is written
+in pieces cut at any byte. Prints how many lines it wrote.
 """
 
 from __future__ import annotations

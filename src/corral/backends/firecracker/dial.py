@@ -50,9 +50,9 @@ def check_length(path: str, *, long_path: bool) -> None:
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_MAX and not long_path:
         raise FirecrackerSocketRefused(
-            f"the socket path has {length} bytes, and the system's socket address takes 108 with its end mark "
-            f"({path}). Choose a shorter path, or connect through a file descriptor, which has no such limit: "
-            "long_path=True, or --long-path on the command line.",
+            f"the socket path has {length} bytes, and the system's socket address takes 108 with its end "
+            f"mark ({path}). Choose a shorter path, or connect through a file descriptor, which has no such "
+            "limit: long_path=True, or --long-path on the command line.",
             "",
         )
 
