@@ -14,8 +14,8 @@ batches = st.lists(st.integers(1, 10), min_size=1, max_size=5)
 
 
 def take(self) -> bytes | None:
-        lines = self.backlog.take() if self.backlog.take_nothing_owed() else None
-        raise AssertionError(lines)
+    lines = self.backlog.take() if self.backlog.take_nothing_owed() else None
+    raise AssertionError(lines)
 
 
 def take(backlog: Backlog, hand: list[object]) -> bytes | None:

@@ -158,7 +158,7 @@ def test_lines_of_one_byte_come_complete_too(log: Path) -> None:
 
 
 @both_ways
-def test_a_stop_in_the_middle_of_a_burst_ends_although_the_writer_never_rests(log: Path, watch: Watch) -> None:
+def test_a_stop_in_a_burst_ends_although_the_writer_never_rests(log: Path, watch: Watch) -> None:
     async def body(tail: Tail, stop: asyncio.Event) -> None:
         count = 0
         async with asyncio.timeout(10):

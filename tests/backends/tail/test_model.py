@@ -15,9 +15,8 @@ from tests.backends.tail.model import Model
 from tests.backends.tail.rig import SMALL, Watch, append, both_ways, has_read, rest, start_reading, take
 
 # Few letters, many newlines, and bytes that are no UTF-8: limits and blank lines are met all the time.
-chunks = st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\xff", b"\xe2\x82", b"\xac", b"\r", b"0123456789"])).map(
-    b"".join
-)
+pieces = [b"\n", b"a", b"bc", b"\xff", b"\xe2\x82", b"\xac", b"\r", b"0123456789"]
+chunks = st.lists(st.sampled_from(pieces)).map(b"".join)
 steps = st.lists(
     st.one_of(
         chunks.map(lambda data: ("write", data)),

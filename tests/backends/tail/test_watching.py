@@ -157,7 +157,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 def limited(setting: str, value: int, folder: Path, files: int) -> int:
-    """How many of ``files`` tails inotify looks after where the kernel's limit is ``value``; all were served."""
+    """How many of ``files`` tails inotify looks after under the kernel's limit; all were served."""
     shell = f'echo {value} > /proc/sys/user/{setting} || exit 77; exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
     command += [sys.executable, "-c", LIMITED, str(folder), str(files)]
