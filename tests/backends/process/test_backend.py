@@ -125,7 +125,9 @@ def test_destroy_finds_what_a_killed_warden_let_go(host: Host, groups: cgroups.C
         pids = host.pids(3)
         os.kill(host.warden(), signal.SIGKILL)
         await eventually_async(lambda: endings)
-        assert endings[0].detail == "the warden was killed from outside; its agent died with it"
+        assert endings[0].detail == (
+            "the warden was killed from outside (or could not write its record); its agent died with it"
+        )
         assert all(alive(pid) for pid in pids), "they had left their session and lost their parent"
         await backend.destroy(AGENT, DEADLINE)
         assert not any(alive(pid) for pid in pids)
@@ -172,6 +174,22 @@ def test_destroy_leaves_nothing_of_a_bad_agent(host: Host, habit: str) -> None:
         assert await backend.list() == ()
 
     host.use(test, habit, kill_grace=0.2)
+
+
+def test_an_agent_that_ends_at_once_is_reported_once_each(host: Host) -> None:
+    async def test(backend: ProcessBackend) -> None:
+        endings: list[Ending] = []
+        backend.watch(endings.append)
+        wanted = [AgentId(f"agent_{n}") for n in range(8)]
+        for name in wanted:
+            await backend.create(spec(name), DEADLINE)
+            assert await backend.create(spec(name), DEADLINE)
+        await eventually_async(lambda: len(endings) == len(wanted))
+        await backend.list()
+        assert sorted(ending.agent_id for ending in endings) == wanted
+        assert {ending.detail for ending in endings} == {"the agent exited with code 5"}
+
+    host.use(test, "exit", "5")
 
 
 # --- crashes between the steps of a creation -------------------------------------------------------------------
@@ -246,6 +264,31 @@ def test_a_process_that_has_a_dead_wardens_pid_is_not_signalled(host: Host, same
             (host.root / AGENT / "warden").write_text(f"{bystander.pid} {start} {procfs.boot_id()}\n")
             assert (await backend.list())[0].ended
             await backend.destroy(AGENT, DEADLINE)
+            assert alive(bystander.pid)
+
+        host.use(test)
+    finally:
+        bystander.kill()
+        bystander.wait(20)
+
+
+def test_a_process_that_looks_like_the_warden_and_began_later_is_not_signalled(host: Host) -> None:
+    look_alike = ["/bin/sh", "-c", "while :; do sleep 1; done", "/any/warden.py", str(host.root / AGENT)]
+    bystander = subprocess.Popen(look_alike, start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+
+        async def test(backend: ProcessBackend) -> None:
+            await backend.create(spec(), DEADLINE)
+            os.kill(host.warden(), signal.SIGKILL)
+            await eventually_async(lambda: left_of() == [])
+            seen = procfs.stat(bystander.pid)
+            assert seen is not None
+            identity = f"{bystander.pid} {seen.start - 1} {procfs.boot_id()}\n"
+            (host.root / AGENT / "warden").write_text(identity)
+            restarted = host.backend()
+            assert (await restarted.list())[0].ended
+            await restarted.destroy(AGENT, DEADLINE)
+            await restarted.close()
             assert alive(bystander.pid)
 
         host.use(test)
@@ -472,7 +515,7 @@ def test_without_a_cgroup_memory_is_limited_per_process(host: Host) -> None:
         backend.watch(endings.append)
         await backend.create(spec(memory_limit=64 * 1024 * 1024), DEADLINE)
         await eventually_async(lambda: endings)
-        assert endings[0].detail == "the agent exited with code 1"
+        assert endings[0].detail == "the agent exited with code 1; its last line: MemoryError"
         assert b"MemoryError" in (host.root / AGENT / "output").read_bytes()
 
     host.use(test, "eat", host_cgroups=NO_CGROUPS)
