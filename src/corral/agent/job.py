@@ -48,6 +48,8 @@ class Host(NamedTuple):
     own_prefixes: tuple[str, ...]
     nice: int
     alone: bool
+    removals: set[asyncio.Task[None]]
+    """Directories being deleted: off the way of the job's report, waited for before the agent ends."""
 
 
 class JobFailed(Exception):
@@ -108,7 +110,9 @@ class LocalJob:
             if left:
                 log.error("%d processes of job %s could not be killed", left, self._order.job_id)
         if directories is not None:
-            workdir.remove(directories.root)
+            removal = asyncio.create_task(asyncio.to_thread(workdir.remove, directories.root))
+            self._host.removals.add(removal)
+            removal.add_done_callback(self._host.removals.discard)
 
 
 class _Course:

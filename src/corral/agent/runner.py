@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ class HostRunner:
         self._nice = nice
         self._alone = alone
         self._budget = Budget(config.spool_limit)
+        self._removals: set[asyncio.Task[None]] = set()
 
     def unfit(self, order: JobOrder) -> str:
         known = set(StepKind)
@@ -59,8 +61,10 @@ class HostRunner:
             own_prefixes=(sys.prefix, os.environ.get("VIRTUAL_ENV", "")) if sys.prefix != sys.base_prefix else (),
             nice=self._nice,
             alone=self._alone,
+            removals=self._removals,
         )
         return LocalJob(order, secrets, reports, host)
 
     async def close(self) -> None:
         self._budget.close()
+        await asyncio.gather(*self._removals, return_exceptions=True)

@@ -115,9 +115,9 @@ class Sources:
             with open(fd, "wb") as file:
                 address = urlsplit(url).path.rstrip("/") + f"/agent/v1/sources/{source.hash}"
                 connection.request("GET", address, headers=self._headers())
-                answer = connection.getresponse()
-                _judge(url, source, answer)
-                _copy(answer, file, source, stop)
+                with connection.getresponse() as answer:
+                    _judge(url, source, answer)
+                    _copy(answer, file, source, stop)
             Path(name).replace(path)
         except (OSError, http.client.HTTPException) as error:
             raise TemporaryError(f"{url}: {error or type(error).__name__}") from None

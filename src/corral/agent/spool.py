@@ -25,8 +25,9 @@ SEGMENT = 4 * 1024 * 1024
 """Bytes of one segment: small enough that disk space comes back soon, large enough for few files."""
 SEGMENTS_OF_LIMIT = 8
 """A segment is at most this fraction of the budget, so that acknowledging can always free some."""
-FULL_DISK_PATIENCE = 10.0
-"""Seconds an append waits for the disk to take bytes again before it drops them and says so."""
+FULL_DISK_PATIENCE = 3.0
+"""Seconds an append waits for the disk to take bytes again before it drops them and says so: acknowledged log frees
+some within a second, and a job that filled the disk itself shall end, not hang."""
 FULL_DISK_LOOK = 0.25
 """Seconds between two tries on a full disk."""
 
@@ -87,10 +88,11 @@ class StepSpool:
     One writer at a time. Offsets count from the log's first byte.
     """
 
-    def __init__(self, directory: Path, budget: Budget, limit: int) -> None:
+    def __init__(self, directory: Path, budget: Budget, limit: int, *, patience: float = FULL_DISK_PATIENCE) -> None:
         self._directory = directory
         self._budget = budget
         self._limit = limit
+        self._patience = patience
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
         self._sha256 = hashlib.sha256()
@@ -193,12 +195,12 @@ class StepSpool:
 
     def _write_patiently(self, view: memoryview) -> int:
         # The pump's own thread waits for a disk, not for anything that a clock is injected for.
-        give_up = time.monotonic() + FULL_DISK_PATIENCE
+        give_up = time.monotonic() + self._patience
         while True:
             try:
                 return self._write(view)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or time.monotonic() > give_up:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or time.monotonic() >= give_up:
                     return 0
             if self._abandoned.wait(FULL_DISK_LOOK):
                 return 0

@@ -135,9 +135,7 @@ class StepRuns:
         await done.wait()
         pump.join()
         if pump.held_open:
-            self._logs.mark(
-                index, "a process that outlived this step holds its output open; what it prints is not kept"
-            )
+            self._logs.mark(index, "a process that outlived this step held its output open; what it prints now is lost")
         kills = self._oom.kills()
         oom = kills_before is not None and kills is not None and kills > kills_before
         return Ran(exit, cause, oom and not process.killed)

@@ -114,20 +114,18 @@ def _loading(ended: Ended) -> str:
 
 
 def _fault(ended: Ended, culprit: str, tree: Path, timeout: float) -> Fault:
+    file, line = _where(ended.trace, tree) or (culprit, 0)
     match ended.end:
         case End.TIMED_OUT:
-            file, line = _where(ended.trace, tree) or (culprit, 0)
             message = f"loading the workflows took more than {timeout:g} seconds; it was here at the time limit"
-            return Fault(
-                file=file, line=line, message=message, remedy="a workflow file only describes jobs: do work in steps"
-            )
+            remedy = "a workflow file only describes jobs: do work in steps"
         case End.REPORTED_TOO_MUCH:
             message = f"the workflows are above {REPORT_LIMIT} bytes"
-            return Fault(file=culprit, message=message, remedy="keep data out of workflows: read it in a step")
+            remedy = "keep data out of workflows: read it in a step"
         case End.EXITED:
-            return Fault(
-                file=culprit, message=_how(ended), remedy="a workflow file must load without ending its process"
-            )
+            message = _how(ended)
+            remedy = "a workflow file must load without ending its process"
+    return Fault(file=file, line=line, message=message, remedy=remedy)
 
 
 def _how(ended: Ended) -> str:

@@ -24,18 +24,33 @@ def pinpoint(tree: Path, faults: Sequence[Fault]) -> list[Fault]:
 
 
 def _exact(fault: Fault, calls: Sequence[ast.Call]) -> Fault:
-    """The argument named in the fault's path, in the call that starts at its line."""
-    found = [call for call in calls if call.lineno == fault.line or call.func.end_lineno == fault.line]
-    for name in fault.path.split("."):
-        for call in found:
-            line = _argument_line(call, name)
-            if line:
-                return replace(fault, line=line)
+    """The argument that the fault's path names last, in the call that starts at its line, and the entry below it."""
+    names = fault.path.split(".")
+    for call in calls:
+        if fault.line in (call.lineno, call.func.end_lineno):
+            for start in range(len(names) - 1, -1, -1):
+                if _below(call, names[start]) is not None:
+                    return replace(fault, line=_deepest(call, names[start:]).lineno)
     return fault
 
 
-def _argument_line(call: ast.Call, name: str) -> int:
-    return next((keyword.value.lineno for keyword in call.keywords if keyword.arg == name), 0)
+def _deepest(node: ast.expr, names: Sequence[str]) -> ast.expr:
+    for name in names:
+        below = _below(node, name)
+        if below is None:
+            break
+        node = below
+    return node
+
+
+def _below(node: ast.expr, name: str) -> ast.expr | None:
+    """The argument of a call, or the entry of a dict, that has this name."""
+    if isinstance(node, ast.Call):
+        return next((keyword.value for keyword in node.keywords if keyword.arg == name), None)
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == name), None)
+    return None
 
 
 def _calls(path: Path) -> list[ast.Call]:

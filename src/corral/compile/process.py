@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import selectors
 import signal
 import subprocess
@@ -31,6 +32,8 @@ TRACE_TIME = 0.5
 _CHUNK = 64 * 1024
 _LOOK_AGAIN = 0.02
 """Seconds between two looks at whether the child ended: its end may leave a pipe open in a grandchild's hands."""
+_DYING = 1.0
+"""Seconds to see a killed process end; only one stuck in the kernel takes longer, and waiting would not help it."""
 _ROUNDS = 50
 """Passes over the processes: one that forks while being looked for is found in a later one."""
 _MARK = "CORRAL_COMPILE"
@@ -183,18 +186,21 @@ class _Watch:
         deadline = self._clock.monotonic() + TRACE_TIME
         while self._clock.monotonic() < deadline and b"\n" not in self._trace.kept and self._selector.get_map():
             self._read(_LOOK_AGAIN)
-        self._read(_LOOK_AGAIN)
+        while self._clock.monotonic() < deadline and self._read(_LOOK_AGAIN):
+            pass  # the stack comes in many small pieces
 
 
 def _sweep(child: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill the child's group, then everything else that inherited the mark in its environment."""
+    """Kill everything that inherited the mark in its environment, then what is left of the child's group."""
+    killed: set[str] = set()
+    for _ in range(_ROUNDS):
+        found = {entry for entry in _processes() if entry not in killed and _kill_marked(int(entry), mark)}
+        if not found:
+            break
+        killed |= found
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    for _ in range(_ROUNDS):
-        killed = [entry for entry in _processes() if _kill_marked(int(entry), mark)]
-        if not killed:
-            break
 
 
 def _processes() -> list[str]:
@@ -217,6 +223,7 @@ def _kill_marked(pid: int, mark: str) -> bool:
         if not _carries(pid, mark):
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
+        select.select([handle], [], [], _DYING)
         return True
     except OSError:
         return False

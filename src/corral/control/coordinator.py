@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from corral import __version__
 from corral.backends.interface import Backend
-from corral.control import bell, logs, queries, runs, settle
+from corral.control import bell, credentials, logs, queries, runs, settle
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
 from corral.control.dispatcher import Dispatcher
@@ -30,7 +30,7 @@ from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Un
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
 from corral.model.pools import Caps, Pool
-from corral.model.records import Job, Token
+from corral.model.records import Job
 from corral.model.secret import Secret
 from corral.model.spec import Lock, Reason, SourceRef
 from corral.model.states import RUN, ProvisionEvent, ProvisionState
@@ -50,7 +50,7 @@ from corral.model.views import (
     TokenView,
     WhyView,
 )
-from corral.runtime.chance import Chance, cluster_id, coordinator_id, secret_token, token_id
+from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
 from corral.runtime.sealing import Sealer, SecretUnavailable
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
@@ -63,9 +63,6 @@ from corral.workflow.validate import validate
 
 log = logging.getLogger(__name__)
 
-TOKEN_PREFIX = "corral_"
-PREFIX_SHOWN = 14
-"""Characters of a token that are stored to recognise it by."""
 SOURCE_LIMIT = 1024**3
 """Bytes of a source archive."""
 WATCH_PAUSE = 0.1
@@ -262,29 +259,25 @@ class Coordinator:
         return Principal(token_id=TokenId(row.id), name=row.name, role=Role(row.role))
 
     async def create_token(self, new: NewToken) -> CreatedToken:
-        if new.role not in set(Role):
-            known = ", ".join(Role)
-            raise Invalid("token", [Fault(path="role", message=f"no role {new.role!r}", remedy=f"one of {known}")])
-        text = secret_token(self._chance, TOKEN_PREFIX)
-        identity = token_id(self._chance)
-        row = await self._db.write(
-            lambda c: tokens.add(
-                c,
-                id=identity,
-                name=new.name,
-                role=new.role,
-                digest=digest(text),
-                prefix=text[:PREFIX_SHOWN],
-                project="local",
-            )
-        )
-        return CreatedToken(token=text, view=queries.token_view(row))
+        faults = credentials.faults_of(new)
+        if faults:
+            raise Invalid("token", faults)
+        made = credentials.make(new, self._chance)
+        row = await self._db.write(lambda c: credentials.store(c, made))
+        return CreatedToken(token=made.text, view=queries.token_view(row))
 
     async def tokens(self) -> tuple[TokenView, ...]:
         return tuple(queries.token_view(row) for row in await self._db.read(tokens.every))
 
     async def revoke_token(self, token_id: TokenId) -> TokenView:
-        return queries.token_view(await self._db.write(lambda c: _revoke(c, token_id)))
+        wake = Wake()
+        row = await self._db.write(lambda c: credentials.revoke(c, token_id, wake))
+        ring(self.bell, wake)
+        session = self.sessions.get(row.agent_id) if row.agent_id is not None else None
+        if session is not None:
+            session.close(close.REFUSED, "this agent's token was revoked")
+        self.bell.ring(bell.SCALE)
+        return queries.token_view(row)
 
     # --- health ---
 
@@ -485,18 +478,6 @@ class Coordinator:
 def _sealed(connection: Connection, job_id: JobId, run_id: RunId) -> tuple[Job | None, dict[str, bytes]]:
     job = jobs.get(connection, job_id)
     return job, secrets.of_run(connection, run_id) if job is not None and job.spec.secrets else {}
-
-
-def _revoke(connection: Connection, token_id: TokenId) -> Token:
-    row = tokens.get(connection, token_id)
-    if row is None:
-        raise NotFound(f"no token {token_id}")
-    if row.role == Role.ADMIN and row.revoked_at is None and tokens.count_live(connection, Role.ADMIN) == 1:
-        raise Refused("this is the last admin token; create another one first")
-    tokens.revoke(connection, token_id)
-    after = tokens.get(connection, token_id)
-    assert after is not None
-    return after
 
 
 def _parse_cursor(cursor: str) -> tuple[int, str] | None:

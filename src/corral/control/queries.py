@@ -381,6 +381,7 @@ def token_view(token: Token) -> TokenView:
         created_at=rfc3339(token.created_at),
         last_used_at=when(token.last_used_at),
         revoked_at=when(token.revoked_at),
+        agent_id=token.agent_id or "",
     )
 
 

@@ -254,6 +254,7 @@ def _static_supply(agent: Agent) -> Supply:
         assigned=agent.assignment is not None,
         cordon=agent.cordon_reason,
         idle_since=agent.idle_since,
+        static=True,
     )
 
 

@@ -86,6 +86,8 @@ class Supply:
     failed: bool = False
     ended: bool = False
     lost: bool = False
+    static: bool = False
+    """Of no pool: it serves demand, counts for no cap, and is nobody's to release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ def plan(
 
 def _release(item: Supply, pool: Pool | None, now: int) -> ReleaseReason | None:
     """Reasons that need no comparison with demand, in order."""
-    if item.state not in (ProvisionState.REQUESTED, ProvisionState.ACTIVE) or item.assigned:
+    if item.static or item.assigned or item.state not in (ProvisionState.REQUESTED, ProvisionState.ACTIVE):
         return None
     if item.ended:
         return ReleaseReason.INSTANCE_ENDED
@@ -282,6 +284,7 @@ class _Room:
     def of(
         cls, supply: Sequence[Supply], pools: Sequence[Pool], caps: Caps, health: Mapping[str, PoolHealth], now: int
     ) -> _Room:
+        supply = [item for item in supply if not item.static]
         held = Counter(item.pool for item in supply)
         creating = sum(1 for item in supply if item.state is ProvisionState.REQUESTED and not item.failed)
         room = cls(

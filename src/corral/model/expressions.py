@@ -198,6 +198,8 @@ def parse(source: str) -> Expression:
     if len(source) > SOURCE_LIMIT:
         raise ExpressionError(f"the expression has {len(source)} characters; the limit is {SOURCE_LIMIT}")
     tokens = list(_tokens(source, 0, len(source)))
+    if tokens[-1].column <= len(source):
+        raise ExpressionError("'}}' cannot stand here", tokens[-1].column)
     return Expression(source, _Parser(tokens).whole())
 
 

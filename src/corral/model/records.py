@@ -177,6 +177,7 @@ class Token(Struct, frozen=True, kw_only=True):
     name: str
     role: str
     prefix: str
+    agent_id: AgentId | None
     created_at: int
     last_used_at: int | None
     revoked_at: int | None

@@ -139,6 +139,15 @@ class Cleaned(Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class LogEvent(Struct, frozen=True, kw_only=True):
+    """Data of one ``log`` event. ``data``: base64 of the bytes from ``offset`` on; ``final``: the step's last."""
+
+    step: int
+    offset: int
+    data: str
+    final: bool
+
+
 class AgentView(Struct, frozen=True, kw_only=True):
     id: str
     pool: str
@@ -190,11 +199,16 @@ class TokenView(Struct, frozen=True, kw_only=True):
     created_at: str
     last_used_at: str | None = None
     revoked_at: str | None = None
+    agent_id: str = ""
+    """Of a static agent's token."""
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
+    """``role``: viewer, operator, admin, or agent. ``labels`` go with agent only: the token is a static agent."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
     role: str
+    labels: tuple[str, ...] = ()
 
 
 class CreatedToken(Struct, frozen=True, kw_only=True):

@@ -148,6 +148,7 @@ tokens = Table(
     Column("role", Text, nullable=False),
     Column("digest", Text, nullable=False, unique=True),
     Column("prefix", Text, nullable=False),
+    Column("agent_id", Text),
     Column("created_at", BigInteger, nullable=False),
     Column("last_used_at", BigInteger),
     Column("revoked_at", BigInteger),

@@ -410,7 +410,7 @@ class AgentSession:
         self.single_use = self.single_use or welcome.single_use
         self._claim_code = ""
         self._chunk = max(1, min(LOG_CHUNK_LIMIT, welcome.limits.log_chunk))
-        out: list[Output] = [Answered(0), Registered(welcome), Send(ConfigAck())]
+        out: list[Output] = [Registered(welcome), Answered(0), Send(ConfigAck())]
         answers = {JobKey(answer.job_id, answer.attempt): answer for answer in welcome.jobs}
         for held in list(self._held.values()):
             out += self._answered_job(held, answers.get(held.key))

@@ -3,8 +3,9 @@
 
 Started as ``PYTHON runner.py --collect TREE SKIP REPORT_FD TRACE_FD`` by ``corral.compile``; SKIP: files to leave
 out, with commas. Lines on REPORT_FD: ``{"loading": file}`` before each file, so that a process that ends early names
-the culprit, then one ``{"workflows", "files", "faults", "incomplete"}``. On SIGUSR1 the stack is written to TRACE_FD,
-so that an endless loop has a line number. Standard library only, any Python from 3.9.
+the culprit, then one ``{"workflows", "files", "faults", "incomplete"}``. On SIGUSR1, and on a crash of the
+interpreter, the stack is written to TRACE_FD, so that an endless loop has a line number. Standard library only, any
+Python from 3.9.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _LANGUAGE_FOLDER = os.path.dirname(os.path.abspath(__file__))
 def collect(argv: list[str]) -> int:
     root, skip, report, trace = argv
     skipped = skip.split(",")
+    faulthandler.enable(file=int(trace), all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=int(trace), all_threads=False)
     collector = _Collector(Tree(root), int(report))
     collector.load([file for file in collector.tree.entries() if collector.tree.relative(file) not in skipped])
@@ -176,14 +178,14 @@ def _missing_name(error: NameError) -> str:
 
 def _explained(error: BaseException) -> tuple[str, str]:
     """What happened in one line, and what to do."""
-    text = " ".join(str(error).split())[:500]
+    text = _text(error)
     if isinstance(error, SyntaxError):
         return f"syntax error: {error.msg}", "correct the Python syntax"
     if isinstance(error, NameError):
         name = _missing_name(error)
         return f"name {name!r} is not defined{_similar(error, name)}", "define or import it"
     if isinstance(error, ImportError):
-        return f"{text}{_similar_import(error)}", _IMPORTING
+        return re.sub(r" \(.*\)$", "", text) + _similar_import(error), _IMPORTING
     if isinstance(error, AttributeError):
         wanted, owner = getattr(error, "name", None), getattr(error, "obj", None)
         hint = did_you_mean(wanted, dir(owner)) if isinstance(wanted, str) and owner is not None else ""
@@ -191,6 +193,13 @@ def _explained(error: BaseException) -> tuple[str, str]:
     if isinstance(error, SystemExit):
         return f"the workflow ended its process: sys.exit({error.code!r})", "remove it: a workflow only describes jobs"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__, _RAISED
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split())[:500]
+    except Exception:  # an author's __str__ may do anything
+        return ""
 
 
 _RAISED = "a workflow file must load without an exception"

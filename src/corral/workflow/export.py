@@ -85,6 +85,9 @@ class Export:
         self.wrong(at, value, "a text")
         return default
 
+    def name(self, at: At, value: object) -> str:
+        return self.text(at, value, f"line-{at.line}")
+
     def flag(self, at: At, value: object) -> bool:
         if isinstance(value, bool):
             return value
@@ -276,13 +279,13 @@ class Export:
 
     def matrix(self, at: At, value: object) -> list[Data]:
         """The combinations; when they cannot be made, one that has every key."""
+        before = len(self.faults)
         if isinstance(value, Mapping):
             value = Matrix(**{str(name): values for name, values in value.items() if self._is_key(at, name)})
         if not isinstance(value, Matrix):
             self.wrong(at, value, "a Matrix or a dict of lists")
             return []
         include, exclude = value.include, value.exclude
-        before = len(self.faults)
         read = {name: self._axis(at, name, values) for name, values in value.axes.items()}
         included = self._combinations(at / "include", include)
         excluded = self._combinations(at / "exclude", exclude)
@@ -296,7 +299,7 @@ class Export:
             if not found:
                 self.add(at, "the matrix has no combination left", "remove an exclude, or add an include")
         keys = dict.fromkeys([*(key for c in included for key in c), *read])
-        return found or [dict.fromkeys(keys, 0)]
+        return found or [dict.fromkeys(keys or ["unknown"], 0)]
 
     def _is_key(self, at: At, name: object) -> bool:
         if not isinstance(name, str):
@@ -348,7 +351,11 @@ class Export:
             if isinstance(value, (Shell, Function, str)) or inspect.isfunction(value):
                 self.add(at, "one step where a list of steps is wanted", "put it in square brackets")
                 value = [value]
-            return [self._step(at, item, job, names) for item in self.items(at, value, "a list of steps")]
+            before = len(self.faults)
+            found = self.items(at, value, "a list of steps")
+            if len(self.faults) > before:
+                found = ["true"]
+            return [self._step(at, item, job, names) for item in found]
 
         return read
 
@@ -376,8 +383,9 @@ class Export:
         place = self.at(item, f"{_parent(at.path)}.{name}")
         readers = {**self._step_readers(), "script": ("script", self.text), "shell": ("shell", self.command)}
         found = self.fields(place, item.options, readers)
-        found.update(name=name, line=item.origin.line)
-        found["script"] = script if isinstance(given, str) else "true"
+        if given is None:
+            self.wrong(place, given, "a text")
+        found.update(name=name, line=item.origin.line, script=script if isinstance(given, str) else "true")
         return found
 
     def _function_step(self, item: Function, at: At, names: set[str]) -> Data:
@@ -390,7 +398,7 @@ class Export:
 
     def _step_readers(self) -> dict[str, Reader]:
         return {
-            "name": ("name", self.text),
+            "name": ("name", self.name),
             "env": ("env", self.texts_by_name),
             "if_": ("condition", self.text),
             "working_directory": ("working_directory", self.text),
@@ -457,7 +465,7 @@ class Export:
         at = self.at(job, path)
         names: set[str] = set()
         readers: dict[str, Reader] = {
-            "name": ("name", self.text),
+            "name": ("name", self.name),
             "steps": ("steps", self.steps(job, names)),
             "cleanup": ("cleanup", self.steps(job, names)),
             "runs_on": ("runs_on", self._labels),
@@ -493,7 +501,7 @@ class Export:
     def workflow(self, workflow: Workflow) -> Data:
         at = self.at(workflow, str(workflow.options.get("name")))
         readers: dict[str, Reader] = {
-            "name": ("name", self.text),
+            "name": ("name", self.name),
             "description": ("description", self.text),
             "env": ("env", self.texts_by_name),
             "timeout": ("timeout", self.seconds),

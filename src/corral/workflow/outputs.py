@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 
 
 def as_text(value: object) -> str:
@@ -35,7 +35,7 @@ def output_record(name: str, value: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"an output's name is text, not {type(name).__name__}")
     if not _NAME.match(name):
-        raise ValueError(f"output name {name!r} may hold only letters, digits and _, and starts with none of 0-9")
+        raise ValueError(f"output name {name!r} may hold only letters, digits and _ . -, and starts with a letter or _")
     text = as_text(value)
     if "\n" not in text and "\r" not in text:
         return f"{name}={text}\n"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from corral.model.errors import Fault
+from corral.model.expressions import TEMPLATE_LIMIT
 from corral.model.labels import MAX_LABELS, label_fault, labels
 from corral.model.spec import (
     JOBS_LIMIT,
@@ -131,7 +132,7 @@ def _cycles(checks: Checks, jobs: Mapping[str, JobSpec], place: Place) -> None:
 
 def _name(checks: Checks, place: Place, name: str, what: str) -> None:
     if not name:
-        checks.add(place, f"a {what} has no name", f"name the {what}")
+        checks.add(place, f"the {what}'s name is empty", "name it")
     elif len(name) > NAME_LIMIT:
         message = f"{what} name {name[:20]!r}… has {len(name)} characters; the limit is {NAME_LIMIT}"
         checks.add(place, message, "shorten it")
@@ -265,8 +266,8 @@ def _outputs(checks: Checks, job: JobSpec, scope: Scope, place: Place) -> None:
     names = tuple(step.name for step in job.steps)
     inner = scope.widened(("steps", "env"), steps=names, later=())
     for name, template in job.outputs.items():
-        _variable(checks, at, name, "output", reserved=False)
-        check_template(checks, at, template, inner)
+        _name(checks, at.at(name), name, "output")
+        check_template(checks, at.at(name), template, inner)
 
 
 # --- steps -------------------------------------------------------------------------------------------------
@@ -337,16 +338,18 @@ def _env(checks: Checks, place: Place, env: Mapping[str, str], scope: Scope) -> 
     if len(env) > ENV_LIMIT:
         checks.add(at, f"{len(env)} variables; the limit is {ENV_LIMIT}", "put them into a file of the repository")
     for name, value in env.items():
-        _variable(checks, at, name, "variable")
-        _text(checks, at, value, f"variable {name!r}", VALUE_LIMIT)
-        check_template(checks, at, value, scope)
+        entry = at.at(name)
+        _variable(checks, entry, name, "variable")
+        _text(checks, entry, value, f"variable {name!r}", VALUE_LIMIT)
+        if len(value) <= TEMPLATE_LIMIT:
+            check_template(checks, entry, value, scope)
 
 
-def _variable(checks: Checks, at: Place, name: str, what: str, *, reserved: bool = True) -> None:
+def _variable(checks: Checks, at: Place, name: str, what: str) -> None:
     if not _VARIABLE.match(name) or len(name) > NAME_LIMIT:
         message = f"{what} name {name[:NAME_LIMIT]!r} may hold only letters, digits and _, and starts with none of 0-9"
         checks.add(at, message, "rename it")
-    elif reserved and name.startswith(RESERVED_VARIABLES):
+    elif name.startswith(RESERVED_VARIABLES):
         checks.add(at, f"{what} {name!r}: names that start with CORRAL_ are Corral's own", "rename it")
 
 

@@ -30,7 +30,7 @@ from corral.backends.interface import (
     Transient,
 )
 from corral.backends.process import cgroups, checks, killing, removal, sentences, spawn, strays
-from corral.backends.process.journal import JOURNAL, Identity, Journal, Place
+from corral.backends.process.journal import JOURNAL, Identity, Journal, Place, make_root
 from corral.backends.process.users import Slots, User, named_user
 from corral.backends.process.watch import Warden, Wardens, send
 from corral.model.ids import AgentId, ClusterId
@@ -54,11 +54,30 @@ WORKERS = 4
 """Threads for blocking file work; more would only queue at the disk."""
 
 
-@dataclass(kw_only=True)
 class _Attempt:
-    """``abandoned``: the caller has left with an error, so nothing may stay behind."""
+    """One call of create. Once ``abandoned`` its caller has left with an error, and nothing may stay behind."""
 
-    abandoned: bool = False
+    def __init__(self) -> None:
+        self.abandoned = False
+        self._ready: asyncio.Future[bytes] | None = None
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(Transient("given up by its caller"))
+
+    async def read(self, fd: int) -> bytes:
+        """What the other end says in one write, nothing when it closes. :raises Transient: abandoned meanwhile."""
+        loop = asyncio.get_running_loop()
+        ready = self._ready = loop.create_future()
+        if self.abandoned:
+            self.abandon()
+        loop.add_reader(fd, _answer, ready, fd)
+        try:
+            return await ready
+        finally:
+            loop.remove_reader(fd)
+            self._ready = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +161,7 @@ class ProcessBackend:
         try:
             return await self._bounded(task, deadline, f"instance {spec.agent_id} was not up")
         except BaseException:
-            attempt.abandoned = True
+            attempt.abandon()
             raise
 
     async def destroy(self, agent_id: AgentId, deadline: float) -> None:
@@ -227,7 +246,7 @@ class ProcessBackend:
         started = await self._in_worker(lambda: self._start(self._order(spec, place), attempt))
         try:
             warden = self._wardens.adopt(spec.agent_id, started.pid, os.pidfd_open(started.pid))
-            await self._until_ready(started, warden)
+            await self._until_ready(attempt, started, warden)
         finally:
             os.close(started.ready)
         identity = place.identity()
@@ -270,9 +289,9 @@ class ProcessBackend:
         except OSError as error:
             raise sentences.system_error(error.errno or 0, f"start {order.python}") from None
 
-    async def _until_ready(self, started: spawn.Started, warden: Warden) -> None:
+    async def _until_ready(self, attempt: _Attempt, started: spawn.Started, warden: Warden) -> None:
         """The warden's word that the agent runs."""
-        text = (await _read_once(started.ready)).decode()
+        text = (await attempt.read(started.ready)).decode()
         if text == "ok":
             return
         if not text:
@@ -282,7 +301,7 @@ class ProcessBackend:
 
     def _make_root(self) -> None:
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o711 if self._slots else 0o700)
+            make_root(self.root)
         except OSError as error:
             raise sentences.system_error(error.errno or 0, f"make {self.root}") from None
 
@@ -490,18 +509,6 @@ async def _happens(event: asyncio.Event, patience: float) -> bool:
     return True
 
 
-async def _read_once(fd: int) -> bytes:
-    """What the other end says in one write, or nothing when it closes."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _set_once, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(fd)
-    return os.read(fd, 4096)
-
-
-def _set_once(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _answer(ready: asyncio.Future[bytes], fd: int) -> None:
+    if not ready.done():
+        ready.set_result(os.read(fd, 4096))

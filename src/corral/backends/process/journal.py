@@ -119,6 +119,12 @@ class Place:
         return fd
 
 
+def make_root(root: Path) -> None:
+    """The directory of all instances. Root's jobs may run as other users, who pass through it to their homes and see
+    nothing of it. :raises OSError: cannot be made."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
+
+
 def write_atomically(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
     """Write beside it and rename. ``owner``: uid and gid. :raises OSError: the old content, if any, stands."""
     temporary = path.with_name(f".{path.name}.new")

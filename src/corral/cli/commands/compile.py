@@ -78,8 +78,12 @@ def _say(faults: Sequence[Fault], lock: Lock | None, written: bool, check: bool)
     for fault in faults:
         typer.echo(str(fault), err=True)
     if faults:
-        typer.echo(f"{len(faults)} fault{'s' if len(faults) != 1 else ''}", err=True)
+        typer.echo(_count(len(faults), "fault"), err=True)
     elif lock is not None:
         jobs = sum(len(workflow.jobs) for workflow in lock.workflows)
         what = "is up to date" if check or not written else "written"
-        typer.echo(f"{LOCK_PATH} {what}: {len(lock.workflows)} workflow(s), {jobs} job(s)")
+        typer.echo(f"{LOCK_PATH} {what}: {_count(len(lock.workflows), 'workflow')}, {_count(jobs, 'job')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

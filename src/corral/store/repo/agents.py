@@ -28,10 +28,26 @@ LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASIN
 # --- agents ------------------------------------------------------------------------------------------------
 
 
-def add(connection: Connection, *, id: AgentId, pool: str, kind: str, labels: Labels, project: str) -> None:
+def add(
+    connection: Connection,
+    *,
+    id: AgentId,
+    pool: str,
+    kind: str,
+    labels: Labels,
+    project: str,
+    key_digest: str | None = None,
+) -> None:
     connection.execute(
         insert(agents).values(
-            id=id, pool=pool, kind=kind, labels=labels, project=project, state=AGENT.initial, created_at=db_now()
+            id=id,
+            pool=pool,
+            kind=kind,
+            labels=labels,
+            project=project,
+            key_digest=key_digest,
+            state=AGENT.initial,
+            created_at=db_now(),
         )
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from corral.model.ids import TokenId
+from corral.model.ids import AgentId, TokenId
 from corral.model.records import Token
 from corral.store.repo.rows import columns, many, one
 from corral.store.tables import db_now, tokens
@@ -13,10 +13,27 @@ from corral.store.tables import db_now, tokens
 _COLUMNS = columns(tokens, Token)
 
 
-def add(connection: Connection, *, id: TokenId, name: str, role: str, digest: str, prefix: str, project: str) -> Token:
+def add(
+    connection: Connection,
+    *,
+    id: TokenId,
+    name: str,
+    role: str,
+    digest: str,
+    prefix: str,
+    project: str,
+    agent_id: AgentId | None = None,
+) -> Token:
     connection.execute(
         insert(tokens).values(
-            id=id, name=name, role=role, digest=digest, prefix=prefix, project=project, created_at=db_now()
+            id=id,
+            name=name,
+            role=role,
+            digest=digest,
+            prefix=prefix,
+            project=project,
+            agent_id=agent_id,
+            created_at=db_now(),
         )
     )
     token = get(connection, id)
@@ -29,8 +46,10 @@ def get(connection: Connection, token_id: TokenId) -> Token | None:
 
 
 def by_digest(connection: Connection, digest: str) -> Token | None:
-    """The token, unless it was revoked."""
-    query = select(*_COLUMNS).where(tokens.c.digest == digest, tokens.c.revoked_at.is_(None))
+    """The API token, unless it was revoked. An agent's key opens nothing here."""
+    query = select(*_COLUMNS).where(
+        tokens.c.digest == digest, tokens.c.revoked_at.is_(None), tokens.c.agent_id.is_(None)
+    )
     return one(Token, connection.execute(query).first())
 
 
