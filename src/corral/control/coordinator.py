@@ -128,9 +128,10 @@ class Coordinator:
         backends: Mapping[str, Backend],
         pools: Callable[[], tuple[Pool, ...]],
         settings: CoordinatorSettings,
+        bell_: Bell | None = None,
     ) -> None:
         self.clock = clock
-        self.bell = Bell()
+        self.bell = bell_ or Bell()
         self.identity = identity
         self.settings = settings
         self._chance = chance
