@@ -67,7 +67,9 @@ def continue_run(connection: Connection, run_id: RunId, wake: Wake) -> None:
             return
         rows = {job.id: job for job in jobs.of_run(connection, run_id)}
         cancelled = Reason(run.cancel_reason) if run.cancel_requested_at is not None else Reason.NONE
-        plan = progress.plan(run.state, [job_facts(job) for job in rows.values()], condition_of(run), cancelled=cancelled)
+        plan = progress.plan(
+            run.state, [job_facts(job) for job in rows.values()], condition_of(run), cancelled=cancelled
+        )
         if not plan:
             return
         _apply(connection, run, rows, plan, wake)

@@ -146,9 +146,7 @@ class Watch:
                 lambda c, one=execution: jobs.attempt(c, one.job_id, one.attempt)  # type: ignore[misc]
             )
             if row is None or row.state not in ATTEMPT.terminal:
-                self._violated(
-                    "never-kill-working", f"{agent_id} is destroyed while {execution.job_id} runs on it"
-                )
+                self._violated("never-kill-working", f"{agent_id} is destroyed while {execution.job_id} runs on it")
 
 
 # --- at rest -----------------------------------------------------------------------------------------------
@@ -279,7 +277,9 @@ def _logs(world: World) -> list[Violation]:
                     Violation("logs-are-complete", f"{where}: {len(stored)} of {len(whole)} bytes, its host lived")
                 )
             elif stored != whole and not _stated(world, one, step.log_missing, len(whole) - len(stored)):
-                found.append(Violation("loss-is-stated", f"{where}: {len(whole) - len(stored)} bytes are lost silently"))
+                found.append(
+                    Violation("loss-is-stated", f"{where}: {len(whole) - len(stored)} bytes are lost silently")
+                )
             elif stored == whole and whole and log is not None and not log.final and one.result is not None:
                 found.append(Violation("logs-are-final", f"{where}: all bytes are there and the log is not final"))
     return found
