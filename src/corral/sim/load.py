@@ -21,7 +21,9 @@ def step(name: str = "work", **script: float | int) -> StepSpec:
     return StepSpec(name=name, script=str(Script(**script)), shell=("sh",))  # type: ignore[arg-type]
 
 
-def job(name: str, *steps: StepSpec, needs: Sequence[str] = (), runs_on: Sequence[str] = ("linux",), **more: object) -> JobSpec:
+def job(
+    name: str, *steps: StepSpec, needs: Sequence[str] = (), runs_on: Sequence[str] = ("linux",), **more: object
+) -> JobSpec:
     """A job with one step of one second, if none is given."""
     return JobSpec(
         name=name,

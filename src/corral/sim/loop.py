@@ -69,7 +69,9 @@ class _Jump:
 class VirtualLoop(asyncio.BaseEventLoop):
     """``on_task`` is told of every task that is made, with its context (None: the maker's)."""
 
-    def __init__(self, on_task: Callable[[VirtualTask[Any], Context | None], None] = lambda task, context: None) -> None:
+    def __init__(
+        self, on_task: Callable[[VirtualTask[Any], Context | None], None] = lambda task, context: None
+    ) -> None:
         super().__init__()
         self._now = 0.0
         self._rounds = 0
