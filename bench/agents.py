@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -132,3 +134,14 @@ def _whole_job(job_id: str, attempt: int) -> list[FromAgent]:
         ),
         JobFinished(job_id=job_id, attempt=attempt, sequence=4, time=now, result=Result.SUCCEEDED),
     ]
+
+
+async def _main(url: str, count: int, label: str) -> None:
+    async with Client(url, os.environ["CORRAL_BENCH_TOKEN"]) as client:
+        crowd = await Crowd.make(client, url, count=count, label=label)
+    await crowd.serve()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

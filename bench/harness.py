@@ -219,6 +219,20 @@ async def _agent_config(running: Server, label: str, number: int) -> Path:
     return path
 
 
+@contextlib.asynccontextmanager
+async def clients(running: Server, count: int, label: str) -> AsyncIterator[None]:
+    """Protocol clients in a process of their own, all online."""
+    urls = [running.url, str(count), label]
+    command = [sys.executable, "-m", "bench.agents", *urls]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "CORRAL_BENCH_TOKEN": running.token})
+    try:
+        await online(running, count)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
 async def online(running: Server, count: int, timeout: float = 60.0) -> None:
     deadline = time.perf_counter() + timeout
     while time.perf_counter() < deadline:

@@ -377,14 +377,16 @@ class Coordinator:
         return await self.run(run_id)
 
     async def rerun(self, run_id: RunId, how: Rerun) -> RunView:
-        run, before = await self._db.read(lambda c: (run_rows.get(c, run_id), jobs.of_run(c, run_id)))
-        if run is None:
+        run, spec, before = await self._db.read(
+            lambda c: (run_rows.get(c, run_id), run_rows.spec_of(c, run_id), jobs.of_run(c, run_id))
+        )
+        if run is None or spec is None:
             raise NotFound(f"no run {run_id}")
         source = SourceRef(hash=run.source_hash, size=run.source_size or 0) if run.source_hash else None
         if source is not None and await self._sources.size(SourceHash(source.hash)) is None:
             raise Refused(f"the source of run {run_id} is not kept any more; submit it anew")
         again = NewRun(
-            lock=Lock(version=LOCK_VERSION, hash=run.lock_hash, files={}, workflows=(run.spec,)),
+            lock=Lock(version=LOCK_VERSION, hash=run.lock_hash, files={}, workflows=(spec,)),
             workflow=run.workflow,
             source=source,
             title=run.title,

@@ -107,7 +107,7 @@ def _needs(connection: Connection, job: Job) -> dict[str, NeedResult]:
 def _environment(run: Run, job: Job, needs: dict[str, NeedResult]) -> dict[str, str]:
     """Workflow below job below what the run was started with."""
     context = Context(needs=needs, matrix=job.matrix, run=run_context(run), event=run.event)
-    written = {**run.spec.env, **job.spec.env}
+    written = {**run.workflow_env, **job.spec.env}
     return {**{name: expand(value, context) for name, value in written.items()}, **run.env}
 
 

@@ -7,11 +7,13 @@ from msgspec import Struct
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
+from corral.model.spec import JobSpec, NeedSpec, Scalar
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+
     id: RunId
     project: str
     workflow: str
@@ -19,10 +21,10 @@ class Run(Struct, frozen=True, kw_only=True):
     state: RunState
     reason: str
     detail: str
-    spec: WorkflowSpec
     lock_hash: str
     source_hash: str | None
     source_size: int | None
+    workflow_env: dict[str, str]
     env: dict[str, str]
     event: dict[str, str]
     job_filter: tuple[str, ...]

@@ -13,7 +13,8 @@ from corral.control import settle
 from corral.control.scaler import look
 from corral.decide import progress, scaling
 from corral.model.machine import Machine
-from corral.model.records import Job
+from corral.model.ids import AgentId, JobId, RunId
+from corral.model.records import Job, Step
 from corral.model.spec import OnLost, Result
 from corral.model.states import (
     AGENT,
@@ -255,42 +256,39 @@ def _execution(job: Job, one: Execution, state: AttemptState | None) -> list[tup
 
 
 def _logs(world: World) -> list[Violation]:
-    """A succeeded step's log is what was printed; where its host was killed, what is there is a beginning of it and
-    the loss is stated."""
-    found = []
+    """The log of every ended step is what was printed. Where its attempt was settled without its agent, or the host
+    was killed, it may be a beginning of it, and the loss is stated."""
+    found: list[Violation] = []
     for one in world.truth.executions.values():
-        run = world.query(lambda c, one=one: jobs.run_of(c, one.job_id))  # type: ignore[misc]
-        steps = world.query(lambda c, one=one: jobs.steps_of(c, one.job_id, one.attempt))  # type: ignore[misc]
-        for step in steps:
-            if step.state not in (StepState.SUCCEEDED, StepState.FAILED):
-                continue
-            assert run is not None
-            key = LogKey(run_id=run, job_id=step.job_id, attempt=one.attempt, step=step.number)
-            log = world.logs.logs.get(key)
-            stored = bytes(log.data) if log is not None else b""
-            whole = bytes(one.logs.get(step.number, b""))
-            where = f"{one.job_id}#{one.attempt}/{step.number}"
-            if not whole.startswith(stored):
-                found.append(Violation("logs-are-true", f"{where}: what is stored was never printed"))
-            elif stored != whole and not (one.killed or world.lost_host(one.agent_id)):
-                found.append(
-                    Violation("logs-are-complete", f"{where}: {len(stored)} of {len(whole)} bytes, its host lived")
-                )
-            elif stored != whole and not _stated(world, one, step.log_missing, len(whole) - len(stored)):
-                found.append(
-                    Violation("loss-is-stated", f"{where}: {len(whole) - len(stored)} bytes are lost silently")
-                )
-            elif stored == whole and whole and log is not None and not log.final and one.result is not None:
-                found.append(Violation("logs-are-final", f"{where}: all bytes are there and the log is not final"))
+        for step, attempt in world.query(lambda c, one=one: _ended_steps(c, one)):  # type: ignore[misc]
+            found += _log(world, one, step, reported=attempt in (AttemptState.SUCCEEDED, AttemptState.FAILED))
     return found
 
 
-def _stated(world: World, one: Execution, missing: int, lost: int) -> bool:
-    def incomplete(connection: Connection) -> bool:
-        run = runs.get(connection, jobs.run_of(connection, one.job_id))  # type: ignore[arg-type]
-        return run is not None and run.log_incomplete
+def _ended_steps(connection: Connection, one: Execution) -> list[tuple[Step, AttemptState]]:
+    row = jobs.attempt(connection, JobId(one.job_id), one.attempt)
+    assert row is not None, "a host runs only what the database knows"
+    steps = jobs.steps_of(connection, row.job_id, row.number)
+    return [(step, row.state) for step in steps if step.state in (StepState.SUCCEEDED, StepState.FAILED)]
 
-    return missing == lost or world.query(incomplete)
+
+def _log(world: World, one: Execution, step: Step, *, reported: bool) -> list[Violation]:
+    run = world.query(lambda c: runs.get(c, jobs.run_of(c, step.job_id) or RunId("")))
+    assert run is not None
+    log = world.logs.logs.get(LogKey(run_id=run.id, job_id=step.job_id, attempt=one.attempt, step=step.number))
+    stored = bytes(log.data) if log is not None else b""
+    whole = bytes(one.logs.get(step.number, b""))
+    where = f"{one.job_id}#{one.attempt}/{step.number}"
+    lost = len(whole) - len(stored)
+    if not whole.startswith(stored):
+        return [Violation("logs-are-true", f"{where}: what is stored was never printed")]
+    if lost and reported and not world.lost_host(one.agent_id):
+        return [Violation("logs-are-complete", f"{where}: {len(stored)} of {len(whole)} bytes, and its host lived")]
+    if lost and step.log_missing != lost and not run.log_incomplete:
+        return [Violation("loss-is-stated", f"{where}: {lost} bytes are lost and nothing says so")]
+    if whole and reported and log is not None and not log.final:
+        return [Violation("logs-are-final", f"{where}: nothing more comes and the log is not final")]
+    return []
 
 
 def _instances(world: World) -> list[Violation]:

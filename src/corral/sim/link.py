@@ -38,6 +38,7 @@ class _Pipe:
         self._last = 0.0
         self._on_way = 0
         self._unread = 0
+        self._way: deque[bytes | _Close] = deque()
         self._inbox: deque[bytes | _Close] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
@@ -55,9 +56,13 @@ class _Pipe:
         size = len(item) if isinstance(item, bytes) else 0
         self._on_way += size
         self._last = max(self._last, self._loop.time() + self._latency())
-        self._loop.call_at(self._last, self._arrive, item, size)
+        # A timer each, and a queue: timers of one moment come in no particular order.
+        self._way.append(item)
+        self._loop.call_at(self._last, self._arrive)
 
-    def _arrive(self, item: bytes | _Close, size: int) -> None:
+    def _arrive(self) -> None:
+        item = self._way.popleft()
+        size = len(item) if isinstance(item, bytes) else 0
         self._on_way -= size
         if self.dead or self.broken is not None:
             return

@@ -24,7 +24,7 @@ from corral.control.bell import Bell
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
 from corral.model.errors import CorralError
 from corral.model.ids import AgentId
-from corral.model.pools import Caps, Pool
+from corral.model.pools import Pool
 from corral.runtime.chance import SeededChance
 from corral.runtime.sealing import Sealer
 from corral.sim.actors import Actor
