@@ -358,13 +358,16 @@ class Coordinator:
         while True:
             ticket = self.bell.ticket(topic)
             try:
+                began = self.clock.monotonic()
                 view = await self.run(run_id)
+                took = self.clock.monotonic() - began
                 if view != last:
                     yield view
                     last = view
                 if view.state in RUN.terminal:
                     return
-                await self.clock.sleep(WATCH_PAUSE)
+                # A view of a thousand jobs takes a while: watching must not cost more than a tenth of the time.
+                await self.clock.sleep(max(WATCH_PAUSE, 10 * took))
                 await self.bell.wait(topic, ticket, 0.5)
             finally:
                 self.bell.drop(topic, ticket)

@@ -42,8 +42,8 @@ class Run(Struct, frozen=True, kw_only=True):
     version: int
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
+class ListedJob(Struct, frozen=True, kw_only=True):
+    """A job without its specification: what lists show. ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
     ``offers``: offers since it was last queued that nobody took."""
 
     id: JobId
@@ -54,7 +54,6 @@ class Job(Struct, frozen=True, kw_only=True):
     state: JobState
     reason: str
     detail: str
-    spec: JobSpec
     matrix: dict[str, Scalar]
     needs: tuple[NeedSpec, ...]
     labels: Labels
@@ -75,6 +74,10 @@ class Job(Struct, frozen=True, kw_only=True):
     cancel_sent_force: bool
     unroutable_since: int | None
     version: int
+
+
+class Job(ListedJob, frozen=True, kw_only=True):
+    spec: JobSpec
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

@@ -48,7 +48,8 @@ def create(
 ) -> None:
     """Make a token. It is printed once, and stored only as a hash.
 
-    A static agent is one token: `corral token create NAME --labels a,b`, then `corral agent --url URL --token-file FILE`.
+    A static agent is one token: `corral token create NAME --labels a,b`, then
+    `corral agent --url URL --token-file FILE`.
     """
     given = tuple(label.strip() for label in labels.split(",") if label.strip())
     chosen = role or (TokenRole.AGENT if given else TokenRole.VIEWER)

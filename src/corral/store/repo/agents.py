@@ -22,6 +22,7 @@ from corral.wire.messages import Facts
 
 _AGENT = columns(agents, Agent)
 _PROVISION = columns(provisions, Provision)
+_SESSION = select(agents.c.session).where(agents.c.id == bindparam("id"))
 _AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
@@ -55,6 +56,10 @@ def add(
 
 def get(connection: Connection, agent_id: AgentId) -> Agent | None:
     return one(Agent, connection.execute(_AGENT_GET, {"id": agent_id}).first())
+
+
+def session_of(connection: Connection, agent_id: AgentId) -> int | None:
+    return connection.execute(_SESSION, {"id": agent_id}).scalar()
 
 
 def some(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Agent, ...]:
@@ -119,8 +124,11 @@ def missed_ack(connection: Connection, agent_id: AgentId) -> int:
     return count or 0
 
 
+_ANSWERED = update(agents).where(agents.c.id == bindparam("agent"), agents.c.missed_acks > 0).values(missed_acks=0)
+
+
 def answered(connection: Connection, agent_id: AgentId) -> None:
-    connection.execute(update(agents).where(agents.c.id == agent_id, agents.c.missed_acks > 0).values(missed_acks=0))
+    connection.execute(_ANSWERED, {"agent": agent_id})
 
 
 def knock(connection: Connection, agent_id: AgentId) -> None:
@@ -260,32 +268,20 @@ def advance_provision(connection: Connection, row: Provision, event: ProvisionEv
     if not PROVISION.changes(row.state, event):
         return False
     after = PROVISION.advance(row.state, event)
+    values["state"] = after
     if after is ProvisionState.RELEASING:
-        values.setdefault("released_at", db_now())
-        values.setdefault("release_next_at", db_now())
+        values.setdefault("released_at", NOW)
+        values.setdefault("release_next_at", NOW)
     if after is ProvisionState.GONE:
-        values.setdefault("gone_at", db_now())
+        values.setdefault("gone_at", NOW)
         values["claim_sealed"] = None
-    done = connection.execute(
-        update(provisions)
-        .where(
-            provisions.c.agent_id == row.agent_id,
-            provisions.c.state == row.state,
-            provisions.c.version == row.version,
-        )
-        .values(state=after, version=provisions.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    where = {"agent_id": row.agent_id, "state": row.state, "version": row.version}
+    return change(connection, provisions, where, values) == 1
 
 
 def change_provision(connection: Connection, row: Provision, **values: Any) -> bool:
     """Write columns other than the state, from the version it was read in."""
-    done = connection.execute(
-        update(provisions)
-        .where(provisions.c.agent_id == row.agent_id, provisions.c.version == row.version)
-        .values(version=provisions.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    return change(connection, provisions, {"agent_id": row.agent_id, "version": row.version}, values) == 1
 
 
 def note_ended(connection: Connection, agent_id: AgentId, detail: str) -> bool:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.records import Attempt, Job, Step
+from corral.model.records import Attempt, Job, ListedJob, Step
 from corral.model.states import ATTEMPT, JOB, STEP, AttemptEvent, AttemptState, JobEvent, JobState, StepEvent
 from corral.store.repo.installation import now
 from corral.store.repo.rows import NOW, add_row, columns, many, one
@@ -24,6 +24,7 @@ _STEP = columns(steps, Step)
 LIVE = tuple(state for state in JobState if state not in JOB.terminal)
 
 _GET = select(*_JOB).where(jobs.c.id == bindparam("id"))
+_LISTED = select(*columns(jobs, ListedJob)).where(jobs.c.run_id == bindparam("run_id")).order_by(jobs.c.ordinal)
 _RUN_OF = select(jobs.c.run_id).where(jobs.c.id == bindparam("id"))
 _WAITING = select(jobs.c.id).where(jobs.c.run_id == bindparam("run_id"), jobs.c.state == JobState.WAITING).limit(1)
 _STEP_GET = select(*_STEP).where(
@@ -48,6 +49,11 @@ def get(connection: Connection, job_id: JobId) -> Job | None:
 
 def of_run(connection: Connection, run_id: RunId) -> tuple[Job, ...]:
     return many(Job, connection.execute(select(*_JOB).where(jobs.c.run_id == run_id).order_by(jobs.c.ordinal)))
+
+
+def listed(connection: Connection, run_id: RunId) -> tuple[ListedJob, ...]:
+    """The jobs of a run, without their specifications."""
+    return many(ListedJob, connection.execute(_LISTED, {"run_id": run_id}))
 
 
 def has_waiting(connection: Connection, run_id: RunId) -> bool:
