@@ -32,7 +32,7 @@ class NoTests(PermanentError):
 def command(
     context: typer.Context,
     package: Annotated[
-        str, typer.Argument(metavar="[PACKAGE]", help="A package on the index: NAME or NAME==VERSION.")
+        str, typer.Argument(metavar="PACKAGE", help="A package on the index: NAME or NAME==VERSION.")
     ] = PACKAGE,
     path: Annotated[
         Path | None, typer.Option("--path", metavar="DIR", help="A local tree instead; it is copied, not changed.")
@@ -42,9 +42,9 @@ def command(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a real package with its own test suite, in parts, on agents made for it.
+    """Test a real package in parts, on agents made for it.
 
-    The package's source distribution comes from the index of your own pip settings. Ctrl-C cancels, twice kills.
+    Its own test suite runs. The package's source distribution comes from the index of your own pip settings. Ctrl-C cancels, twice kills.
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
     from corral.cli.wiring import default_state_dir
