@@ -37,7 +37,7 @@ RunRef = Annotated[
     str, typer.Argument(metavar="RUN", help="Id of the run, the beginning of one, or 'latest'.", show_default=False)
 ]
 JobRef = Annotated[
-    str | None, typer.Argument(metavar="[JOB]", help="Name of the job in the run, or its id.", show_default=False)
+    str | None, typer.Argument(metavar="JOB", help="Name of the job in the run, or its id.", show_default=False)
 ]
 MaxAgents = Annotated[
     int | None, typer.Option("--max-agents", min=1, max=1000, help="Agents at the same time; default: one per core.")

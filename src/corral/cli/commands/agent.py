@@ -38,7 +38,10 @@ def command(
     ),
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
 ) -> None:
-    """Run one agent until its work is done; exit codes are the agent's own (docs/agent.md)."""
+    """Run one agent until its work is done.
+
+    Exit codes are the agent's own (docs/agent.md).
+    """
     from corral.agent.main import main
 
     flags = ["--verbose"] if verbose else []

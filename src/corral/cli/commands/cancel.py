@@ -26,7 +26,10 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a run: its jobs are interrupted, run their cleanup, and are killed after a grace."""
+    """Cancel a run.
+
+    Its jobs are interrupted, run their cleanup steps, and are killed after a grace.
+    """
 
     async def work(client: Client) -> RunView:
         return await client.cancel_run(RunId((await find_run(client, run)).id), force=force)

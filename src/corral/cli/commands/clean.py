@@ -31,9 +31,9 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the oldest ended runs, with their logs and sources, until both bounds hold.
+    """Remove the oldest ended runs.
 
-    Runs that go on are never touched.
+    With their logs and sources, until both bounds hold. Runs that go on are never touched.
     """
     how = Clean(keep_runs=0, keep_bytes=0) if everything else Clean(keep_runs=keep_runs, keep_bytes=_size(keep_size))
 

@@ -22,9 +22,9 @@ def command(
     forget: Annotated[bool, typer.Option("--forget", help="Remove the saved token of this server.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Save a token for a server; it is asked for, or read from standard input, and tried before it is saved.
+    """Save a token for a server.
 
-    Commands use it with --url URL or CORRAL_URL.
+    It is asked for, or read from standard input, and tried before it is saved. Commands use it with --url URL or CORRAL_URL.
     """
     if forget:
         credentials.save(url, None)

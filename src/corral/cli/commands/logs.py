@@ -44,9 +44,9 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the log of a job, or of every job of a run, exactly as it was printed.
+    """Print the log of a job, or of all jobs of a run.
 
-    What is said about the log (which job and step, what is missing) goes to standard error.
+    It comes byte for byte as it was printed. What is said about the log (which job and step, what is missing) goes to standard error.
     """
 
     async def work(client: Client) -> None:

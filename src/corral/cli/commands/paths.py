@@ -13,7 +13,10 @@ from corral.cli.output import table, write, write_json
 
 
 def command(context: typer.Context, state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Print the directories and files that Corral uses; none of them has to exist."""
+    """Print the directories and files that Corral uses.
+
+    None of them has to exist.
+    """
     places = _places(state_dir)
     if as_json:
         write_json({name: str(path) for name, (path, _) in places.items()})

@@ -36,9 +36,9 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a run again, with the same lock file and source; secrets have to be given again.
+    """Run a run again, with the same lock file and source.
 
-    Where no server holds the state directory the run is executed here, as corral run does.
+    Secrets have to be given again. Where no server holds the state directory the run is executed here, as corral run does.
     """
     from corral.cli.executing import follow_there, run_here
     from corral.cli.inputs import secrets

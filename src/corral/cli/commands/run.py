@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from corral.model.views import RunView
 
 Tree = Annotated[
-    Path, typer.Argument(metavar="[PATH]", help="A git work tree, or a directory inside one.", show_default=False)
+    Path, typer.Argument(metavar="PATH", help="A git work tree, or a directory inside one.", show_default=False)
 ]
 Workflow = Annotated[str, typer.Option("--workflow", "-w", help="The workflow; needed where there are several.")]
 Jobs = Annotated[list[str] | None, typer.Option("--job", "-j", help="Only this job, with all it needs; repeatable.")]
@@ -46,9 +46,9 @@ def command(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a workflow of a git work tree on agents of this machine, uncommitted changes included.
+    """Run a workflow of a git work tree on this machine.
 
-    Ctrl-C cancels the run gracefully; a second one kills it. Records and logs stay in the state directory.
+    Uncommitted changes are included. Ctrl-C cancels the run gracefully; a second one kills it. Records and logs stay in the state directory.
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
     from corral.cli.inputs import secrets, variables

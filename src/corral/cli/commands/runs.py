@@ -21,7 +21,7 @@ def command(
     context: typer.Context,
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Id of a run, the beginning of one, or 'latest': show it."),
+        typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or 'latest': show it."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="Runs to list.")] = 20,
     state_dir: StateDir = None,

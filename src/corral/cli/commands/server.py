@@ -29,7 +29,10 @@ def command(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
-    """Run a coordinator until SIGTERM or Ctrl-C; its agents go on, and find the next one."""
+    """Run a coordinator until SIGTERM or Ctrl-C.
+
+    Its agents go on with their jobs, and find the next coordinator.
+    """
     from corral.cli.config import load_config
     from corral.cli.wiring import ServerOptions, default_state_dir, serve_forever
 

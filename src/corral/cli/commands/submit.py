@@ -36,9 +36,9 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a workflow of a git work tree on a server, uncommitted changes included.
+    """Run a workflow of a git work tree on a server.
 
-    Without --follow the id of the run is printed, and the run goes on without this command.
+    Uncommitted changes are included. Without --follow the id of the run is printed, and the run goes on without this command.
     """
     from corral.cli.executing import Wanted, follow_there, prepared, submit
     from corral.cli.inputs import secrets, variables

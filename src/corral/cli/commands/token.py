@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from corral.client import Client
     from corral.model.views import CreatedToken, TokenView
 
-app = typer.Typer(help="Make, list and revoke API tokens.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    help="Make, list and revoke API tokens.", rich_markup_mode=None, no_args_is_help=True, add_completion=False
+)
 
 
 class TokenRole(StrEnum):

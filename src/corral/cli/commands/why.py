@@ -25,7 +25,7 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job is in the state it is in, and what would change that."""
+    """Say why a job is in its state, and what would help."""
 
     async def work(client: Client) -> WhyView:
         return await client.why(JobId((await find_job(client, run, job)).id))

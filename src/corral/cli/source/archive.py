@@ -57,7 +57,8 @@ class Source:
 def snapshot(
     tree: Path, tell: Callable[[str], None] = lambda text: None, *, limit: int = SOURCE_LIMIT
 ) -> Iterator[Source]:
-    """The git work tree that begins at ``tree``, uncommitted changes included, as an archive that is removed at the end.
+    """The git work tree that begins at ``tree``, uncommitted changes included, as an archive that is removed
+    at the end.
 
     No code of the author's runs. ``tell`` is given what was left out, and why.
 

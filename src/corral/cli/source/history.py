@@ -14,7 +14,7 @@ HISTORY_LIMIT = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """``commits``: what goes along, with their parents. ``tags``: name → (object, commit it leads to), of those commits.
+    """``commits``: what goes along, with their parents. ``tags`` of those: name → (object, commit it leads to).
     ``branch`` is empty where HEAD is detached."""
 
     head: str

@@ -14,7 +14,7 @@ from corral.cli.source.git import Git
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Entry:
-    """``path`` is relative to the tree. ``link``: where a symbolic link leads, else empty. ``mode``: permission bits."""
+    """``path``: relative to the tree. ``link``: where a symbolic link leads, else empty. ``mode``: permission bits."""
 
     path: str
     link: str = ""
