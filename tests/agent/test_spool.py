@@ -56,11 +56,21 @@ def test_a_full_budget_stops_the_writer_until_bytes_are_acknowledged(tmp_path: P
 
 def test_many_closed_steps_give_their_room_back(tmp_path: Path) -> None:
     budget = Budget(256 * KIB)
-    for _ in range(100):
-        spool = StepSpool(tmp_path, budget, 10**9)
-        spool.append(b"x" * 10 * KIB)
-        spool.stored(10 * KIB)
-        spool.close()
+
+    def hundred_steps() -> None:
+        for _ in range(100):
+            spool = StepSpool(tmp_path, budget, 10**9)
+            spool.append(b"x" * 10 * KIB)
+            spool.stored(10 * KIB)
+            spool.close()
+
+    writer = threading.Thread(target=hundred_steps)
+    writer.start()
+    writer.join(10)
+    stuck = writer.is_alive()
+    budget.close()
+    writer.join()
+    assert not stuck
     assert budget.used == 0
 
 
