@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from corral.model.errors import Fault, Invalid, NotFound
 from corral.model.spec import JobSpec, Lock, NeedSpec, StepKind, StepSpec, WorkflowSpec
 from corral.workflow.checks import FAULT_LIMIT
-from corral.workflow.lock import LOCK_LIMIT, lock_bytes, make_lock, read_lock
+from corral.workflow.lock import LOCK_LIMIT, check_lock, lock_bytes, make_lock, read_lock
 from corral.workflow.positions import line_of, lines_of
 
 DIGEST = "ab" * 32
@@ -223,6 +224,16 @@ def test_function_files(files: dict[str, str], step_file: str, step_hash: str, m
     step = StepSpec(name="s", kind=StepKind.FUNCTION, function="f", file=step_file, file_hash=step_hash)
     faults = faults_of(lock_bytes(sealed(spec(jobs=(JobSpec(name="a", steps=(step,)),)), files=files)))
     assert any(message in fault.message for fault in faults)
+
+
+def test_a_lock_that_is_already_a_struct() -> None:
+    lock = sealed()
+    assert check_lock(lock) == ()
+    for changes, path in (({"hash": DIGEST}, "hash"), ({"version": 2}, "version")):
+        assert [fault.path for fault in check_lock(replace(lock, **changes))] == [path]
+    bad = sealed(spec(jobs=(job(needs=(NeedSpec(job="a"),)),)), files={"../x": DIGEST})
+    assert [fault.path for fault in check_lock(bad)] == ["files", "ci.a.needs"]
+    assert "surrogate" in check_lock(replace(lock, hash="x", files={"\ud800": ""}))[0].message
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def validate_files(lock: Lock, name: str) -> tuple[Fault, ...]:
     """Whether the files that a lock's functions name are those it lists. ``name`` is the lock's."""
     checks = Checks()
     try:
-        _files(checks, lock, Place(file=name, line=0, path=""))
+        _files(checks, lock, Place(file=name, line=0, path="files"))
     except Enough:
         pass  # the rest is the same again
     return tuple(checks.faults)
@@ -110,12 +110,12 @@ def _files(checks: Checks, lock: Lock, place: Place) -> None:
     for path, digest in lock.files.items():
         fault = relative_path_fault(path) or ("" if _HASH.match(digest) else "its hash is not a SHA-256")
         if fault:
-            checks.add(place.inside("files", "", 0), f"{path!r}: {fault}", RECOMPILE)
+            checks.add(place, f"{path!r}: {fault}", RECOMPILE)
     for workflow in lock.workflows:
         for job in workflow.jobs:
             for step in (*job.steps, *job.cleanup):
                 if step.kind is StepKind.FUNCTION and lock.files.get(step.file) != step.file_hash:
-                    at = place.inside(f"{workflow.name}.{job.name}.{step.name}", "", 0)
+                    at = Place(file=place.file, line=0, path=f"{workflow.name}.{job.name}.{step.name}")
                     checks.add(at, f"file {step.file!r} is not in the lock's list of files with this hash", RECOMPILE)
 
 
