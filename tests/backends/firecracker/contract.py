@@ -42,7 +42,7 @@ def description() -> dict[str, Any]:
 
 
 def _mend(schema: dict[str, Any]) -> None:
-    """YAML reads the enum value None as null, as a string is meant; formats that are expressions are dropped."""
+    """An enum's bare None means the string; formats that are regular expressions are dropped."""
     if "enum" in schema:
         schema["enum"] = ["None" if value is None else value for value in schema["enum"]]
     schema.pop("format", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every path, method and field of the public API description, through the typed client, against the contract."""
+"""Every path, method and field of the public API description, through the typed client."""
 
 from __future__ import annotations
 
