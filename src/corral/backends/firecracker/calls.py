@@ -5,7 +5,6 @@ api.py."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from typing import TypeVar
 
@@ -146,16 +145,3 @@ def encoded(value: object, *, method: str, path: str) -> bytes:
         raise FirecrackerRefused(
             f"{method} {path}: the body cannot be written as JSON ({type(error).__name__})", path
         ) from None
-
-
-def as_json(text: str) -> object:
-    """A JSON document that a person typed. :raises ValueError: it is none; its text is not shown."""
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        at = (
-            f" at line {error.lineno}, column {error.colno}"
-            if isinstance(error, json.JSONDecodeError)
-            else ""
-        )
-        raise ValueError(f"the body is no JSON{at}") from None
