@@ -164,14 +164,19 @@ class Contract:
     def _effect(self, method: str, template: str, value: object) -> tuple[int, object]:
         if template == "/mmds":
             return self._metadata(method, value)
-        schema = answer_schema(method, template)
-        return (204, None) if schema is None else (200, full(schema))
+        return _answer_to(method, template)
 
     def _metadata(self, method: str, value: object) -> tuple[int, object]:
         if method == "GET":
             return 200, self.store if self.store is not None else {}
         self.store = value if method == "PUT" else {**(self.store or {}), **value}  # type: ignore[dict-item]
         return 204, None
+
+
+@cache
+def _answer_to(method: str, template: str) -> tuple[int, object]:
+    schema = answer_schema(method, template)
+    return (204, None) if schema is None else (200, full(schema))
 
 
 class _Connection(asyncio.Protocol):
