@@ -5,7 +5,6 @@ api.py."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from typing import TypeVar
 
@@ -48,7 +47,9 @@ class Caller:
             self._connection.abort()
             self._connection = None
 
-    async def call(self, method: str, path: str, body: bytes | None, *, deadline: float, confidential: bool) -> bytes:
+    async def call(
+        self, method: str, path: str, body: bytes | None, *, deadline: float, confidential: bool
+    ) -> bytes:
         """The body of a 2xx answer.
 
         :param deadline: seconds for everything: waiting for the calls before, connecting, answering.
@@ -102,7 +103,9 @@ def _body_of(answer: Answer, method: str, path: str, *, sent: bytes | None, conf
     if sent is not None and secrecy.repeats(text, sent):
         text = secrecy.WITHHELD
     kind = FirecrackerRefused if answer.status < 500 else FirecrackerApiError
-    raise kind(f"{method} {path} was answered with {answer.status}: {_fault(text)}", path, answer.status, text)
+    raise kind(
+        f"{method} {path} was answered with {answer.status}: {_fault(text)}", path, answer.status, text
+    )
 
 
 def _text(body: bytes) -> str:
@@ -142,12 +145,3 @@ def encoded(value: object, *, method: str, path: str) -> bytes:
         raise FirecrackerRefused(
             f"{method} {path}: the body cannot be written as JSON ({type(error).__name__})", path
         ) from None
-
-
-def as_json(text: str) -> object:
-    """A JSON document that a person typed. :raises ValueError: it is none; its text is not shown."""
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        at = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ValueError(f"the body is no JSON{at}") from None

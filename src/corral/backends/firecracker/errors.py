@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from corral.model.errors import CorralError
+from corral.model.errors import CorralError, PermanentError, TemporaryError
 
 
 class FirecrackerApiError(CorralError):
@@ -24,7 +24,7 @@ class FirecrackerApiError(CorralError):
         self.body = body
 
 
-class FirecrackerUnreachable(FirecrackerApiError):
+class FirecrackerUnreachable(FirecrackerApiError, TemporaryError):
     """No connection, or it broke: whether the call took effect is not known. Look, then try again."""
 
     code = "firecracker_unreachable"
@@ -38,20 +38,20 @@ class FirecrackerDeadline(FirecrackerUnreachable):
     status = 504
 
 
-class FirecrackerSocketRefused(FirecrackerApiError):
+class FirecrackerSocketRefused(FirecrackerApiError, PermanentError):
     """What stands at the socket's path is not to be talked to: somebody has to look."""
 
     code = "firecracker_socket_refused"
 
 
-class FirecrackerRefused(FirecrackerApiError):
+class FirecrackerRefused(FirecrackerApiError, PermanentError):
     """Firecracker (or this client, before it asked) said no: the same call will not succeed."""
 
     code = "firecracker_refused"
     status = 409
 
 
-class FirecrackerWrongAnswer(FirecrackerApiError):
+class FirecrackerWrongAnswer(FirecrackerApiError, PermanentError):
     """An answer came that is not one: cut, too long, twice, or not what the API describes."""
 
     code = "firecracker_wrong_answer"
