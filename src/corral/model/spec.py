@@ -245,7 +245,7 @@ class JobOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_limit: int = 2 * 1024**3
 
 
-OUTPUT_LIMIT = 1024 * 1024
+OUTPUT_LIMIT = 256 * 1024
 """Bytes of all outputs of one job, names and values together."""
-OUTPUT_VALUE_LIMIT = 256 * 1024
+OUTPUT_VALUE_LIMIT = 64 * 1024
 """Bytes of one output's value."""

@@ -6,9 +6,9 @@ Times are RFC 3339 UTC strings with microseconds (``2025-01-31T10:00:00.000000Z`
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from corral.model.spec import Lock, Scalar, SourceRef
 
@@ -90,6 +90,7 @@ class RunView(Struct, frozen=True, kw_only=True):
     title: str
     state: str
     reason: str = ""
+    detail: str = ""
     original: str = ""
     """The run that this one re-runs."""
     created_at: str
@@ -122,6 +123,29 @@ class Rerun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class CancelRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     force: bool = False
+
+
+class Clean(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may stay: at most ``keep_runs`` ended runs with at most ``keep_bytes`` of logs and sources altogether."""
+
+    keep_runs: Annotated[int, Meta(ge=0, le=2**31)] = 50
+    keep_bytes: Annotated[int, Meta(ge=0, le=2**53)] = 2 * 1024**3
+
+
+class Cleaned(Struct, frozen=True, kw_only=True):
+    """What was removed."""
+
+    runs: int
+    bytes: int
+
+
+class LogEvent(Struct, frozen=True, kw_only=True):
+    """Data of one ``log`` event. ``data``: base64 of the bytes from ``offset`` on; ``final``: the step's last."""
+
+    step: int
+    offset: int
+    data: str
+    final: bool
 
 
 class AgentView(Struct, frozen=True, kw_only=True):
@@ -175,11 +199,16 @@ class TokenView(Struct, frozen=True, kw_only=True):
     created_at: str
     last_used_at: str | None = None
     revoked_at: str | None = None
+    agent_id: str = ""
+    """Of a static agent's token."""
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
+    """``role``: viewer, operator, admin, or agent. ``labels`` go with agent only: the token is a static agent."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
     role: str
+    labels: tuple[str, ...] = ()
 
 
 class CreatedToken(Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ class LogStore(Protocol):
         ...
 
     async def finish(self, key: LogKey, missing: int = 0) -> LogInfo:
-        """Mark the log final, ``missing`` bytes stated as lost. Idempotent; a log nobody wrote to is final and empty."""
+        """Mark the log final, ``missing`` bytes stated as lost. Idempotent; one nobody wrote to is final and empty."""
         ...
 
     async def info(self, key: LogKey) -> LogInfo:

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waking tails: one inotify instance and one timer for all tails of an event loop.
+
+inotify watches are one-shot: the kernel says "something happened" once and is asked again only after the
+file was read to its end. However fast a guest writes, renames or truncates, it causes one event per look of
+ours, so its writing cannot flood this process with events. Every watch is also backed by the timer, because
+an event can be missed: an armed file is looked at every ``SWEEP_TICKS``, and one whose event did not come
+is polled from then on until an event comes. Files without a watch (none to be had, or a file system that
+has none) are polled each tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from asyncinotify import Inotify, Watch
+
+# Seconds. What a reader of a log takes for "at once" where inotify does not work.
+POLL_INTERVAL = 0.1
+# Ticks. 1,000 armed files then cost 2,000 cheap looks a second, some 0.3 % of a core.
+SWEEP_TICKS = 5
+# Events read at once; one-shot watches keep the queue short anyway.
+_EVENT_CACHE = 64
+
+
+class Watched(Protocol):
+    """What a seat looks after. Both calls are quick and never raise."""
+
+    def glance(self) -> bool:
+        """The cheapest look: has the size changed?"""
+
+    def look(self) -> bool:
+        """The full look: has the size changed, or what stands at the path?"""
+
+
+class Seat:
+    """One tail's place at the watcher."""
+
+    def __init__(self, *, watcher: Watcher, watched: Watched, wake: Callable[[], None], phase: int) -> None:
+        self._watcher = watcher
+        self.watched = watched
+        self.wake = wake
+        self.phase = phase
+        self.watch: Watch | None = None
+        self.doubted = False
+        # What is waited for stands at the path, where no watch is: look every tick.
+        self.restless = True
+
+    @property
+    def armed(self) -> bool:
+        """True where inotify will tell, as far as is known."""
+        return self.watch is not None and not self.doubted
+
+    def arm(self, fd: int) -> None:
+        """Ask to be woken at the next change of the open file; look at it once more after this."""
+        if self.watch is None:
+            self.watch = self._watcher.add_watch(self, fd)
+
+    def disarm(self) -> None:
+        """The file that was asked about is not the one any more."""
+        self._watcher.forget(self)
+
+    def leave(self) -> None:
+        """Not woken any more."""
+        self._watcher.remove(self)
+
+
+class Watcher:
+    """Wakes the tails of one event loop.
+
+    :param interval: seconds between two ticks.
+    :param inotify: False polls only.
+    """
+
+    def __init__(self, *, interval: float = POLL_INTERVAL, inotify: bool = True) -> None:
+        self._interval = interval
+        self._wanted = inotify
+        self._inotify: Inotify | None = None
+        self._by_watch: dict[int, set[Seat]] = {}
+        self._seats: dict[Seat, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick = 0
+
+    @classmethod
+    def of_running_loop(cls) -> Watcher:
+        """The one that all tails of this loop share."""
+        return _shared.setdefault(asyncio.get_running_loop(), cls())
+
+    @property
+    def seats(self) -> int:
+        return len(self._seats)
+
+    @property
+    def armed(self) -> int:
+        """How many seats inotify looks after."""
+        return sum(seat.armed for seat in self._seats)
+
+    def join(self, watched: Watched, wake: Callable[[], None]) -> Seat:
+        seat = Seat(watcher=self, watched=watched, wake=wake, phase=len(self._seats) % SWEEP_TICKS)
+        self._seats[seat] = None
+        if self._timer is None:
+            self._start()
+        return seat
+
+    def remove(self, seat: Seat) -> None:
+        self._seats.pop(seat, None)
+        self.forget(seat)
+        if not self._seats:
+            self._stop()
+
+    def add_watch(self, seat: Seat, fd: int) -> Watch | None:
+        """The watch; ``None`` where the system has none to give: the seat is polled."""
+        if self._inotify is None:
+            return None
+        from asyncinotify import Mask
+
+        mask = Mask.MODIFY | Mask.ATTRIB | Mask.MOVE_SELF | Mask.DELETE_SELF | Mask.ONESHOT
+        try:
+            # By descriptor: the path may already lead to another file.
+            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", mask)
+        except OSError:
+            return None
+        self._by_watch.setdefault(watch.wd, set()).add(seat)
+        return watch
+
+    def _start(self) -> None:
+        self._open()
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_tick)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+            self._inotify.close()
+            self._inotify = None
+        self._by_watch.clear()
+
+    def _open(self) -> None:
+        if not self._wanted:
+            return
+        try:
+            from asyncinotify import Inotify
+        except (ImportError, RuntimeError):
+            # Not on this system at all.
+            self._wanted = False
+            return
+        with suppress(OSError):
+            self._inotify = Inotify(cache_size=_EVENT_CACHE, sync_timeout=0)
+            os.set_blocking(self._inotify.fd, False)
+            asyncio.get_running_loop().add_reader(self._inotify.fd, self._on_events)
+
+    def _on_events(self) -> None:
+        inotify = self._inotify
+        while inotify is not None and (event := inotify.sync_get()) is not None:
+            if event.watch is not None:
+                self._fire(event.watch.wd)
+            elif event.mask & _Q_OVERFLOW:
+                for watch in list(self._by_watch):
+                    self._fire(watch)
+
+    def _fire(self, watch: int) -> None:
+        for seat in self._by_watch.pop(watch, ()):
+            seat.watch = None
+            seat.doubted = False
+            seat.wake()
+
+    def forget(self, seat: Seat) -> None:
+        watch, seat.watch, seat.doubted = seat.watch, None, False
+        if watch is None:
+            return
+        sharers = self._by_watch.get(watch.wd, set())
+        sharers.discard(seat)
+        if sharers or self._inotify is None:
+            return
+        self._by_watch.pop(watch.wd, None)
+        # Refused where the watch has fired meanwhile; its event then finds nobody and is nothing.
+        with suppress(OSError):
+            self._inotify.rm_watch(watch)
+
+    def _on_tick(self) -> None:
+        self._tick += 1
+        if self._inotify is None:
+            if self._tick % SWEEP_TICKS == 0:
+                self._open()
+        else:
+            # What is already told is not missed.
+            self._on_events()
+        for seat in list(self._seats):
+            self._look_after(seat)
+        if self._seats:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_tick)
+
+    def _look_after(self, seat: Seat) -> None:
+        if seat.restless or self._tick % SWEEP_TICKS == seat.phase:
+            changed = seat.watched.look()
+        elif seat.armed:
+            return
+        else:
+            changed = seat.watched.glance()
+        if changed:
+            seat.doubted = seat.watch is not None
+            seat.wake()
+
+
+_Q_OVERFLOW = 0x4000
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, Watcher] = WeakKeyDictionary()
