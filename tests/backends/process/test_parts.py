@@ -229,6 +229,11 @@ def test_turns_are_taken_in_order_and_leave_nothing() -> None:
         await asyncio.gather(use("x", "a"), use("x", "b"), use("x", "c"))
         assert order == ["a in", "a out", "b in", "b out", "c in", "c out"]
         order.clear()
+        first, second = asyncio.create_task(use("x", "a")), asyncio.create_task(use("x", "b"))
+        await first
+        await asyncio.gather(use("x", "late"), second)
+        assert order == ["a in", "a out", "b in", "b out", "late in", "late out"]
+        order.clear()
         await asyncio.gather(use("x", "a"), use("y", "b"))
         assert order[:2] == ["a in", "b in"]
         assert turns._locks == {}

@@ -210,8 +210,10 @@ class ProcessBackend:
         if self._closed:
             return
         self._closed = True
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=self._kill_grace + WARDEN_SLACK + DEATH_SECONDS)
+        for task in tuple(self._tasks):
+            task.cancel()
         self._stopped = True
         self._wardens.close()
         for fd in (self._tied_read, self._tied_write):
