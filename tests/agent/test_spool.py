@@ -39,7 +39,7 @@ def test_a_full_budget_stops_the_writer_until_bytes_are_acknowledged(tmp_path: P
     budget = Budget(256 * KIB)
     spool = StepSpool(tmp_path, budget, 10**9)
     data = os.urandom(1024 * KIB)
-    writer = threading.Thread(target=spool.append, args=(data,))
+    writer = threading.Thread(target=spool.append, args=(data,), daemon=True)
     writer.start()
     got = b""
     eventually(lambda: spool.end == 256 * KIB)
@@ -57,7 +57,7 @@ def test_a_full_budget_stops_the_writer_until_bytes_are_acknowledged(tmp_path: P
 def test_what_a_waiting_append_wrote_is_announced(tmp_path: Path) -> None:
     announced: list[int] = []
     spool = StepSpool(tmp_path, Budget(64 * KIB), 10**9, grew=lambda: announced.append(spool.end))
-    writer = threading.Thread(target=spool.append, args=(b"x" * 100 * KIB,))
+    writer = threading.Thread(target=spool.append, args=(b"x" * 100 * KIB,), daemon=True)
     writer.start()
     eventually(lambda: announced[-1:] == [64 * KIB])
     spool.stored(64 * KIB)
@@ -89,7 +89,7 @@ def test_many_closed_steps_give_their_room_back(tmp_path: Path) -> None:
             spool.stored(10 * KIB)
             spool.close()
 
-    writer = threading.Thread(target=hundred_steps)
+    writer = threading.Thread(target=hundred_steps, daemon=True)
     writer.start()
     writer.join(10)
     stuck = writer.is_alive()
