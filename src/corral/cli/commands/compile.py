@@ -27,13 +27,7 @@ def compile_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to load all workflow files.", min=0.1)] = TIMEOUT,
 ) -> None:
-<<<<<<< HEAD
-    """Write the lock file of .corral/workflows.
-
-    It is .corral/corral.lock.json, committed with the workflows; a server reads it instead of running them.
-=======
     """Compile the workflows of a tree to its lock file.
->>>>>>> web
 
     .corral/workflows becomes .corral/corral.lock.json, which is committed with them. Exit code 1: something is wrong
     with the workflows, or, with --check, the lock file is not up to date.
