@@ -58,7 +58,12 @@ def plan(queued: Sequence[QueuedJob], idle: Sequence[IdleAgent], now: int) -> tu
     classes = _by_offer(free)
     placements = []
     for job in queued:
-        agent = bound.get(job.id) or _take(job, classes)
+        own = bound.get(job.id)
+        if own is not None and own.id == job.avoid:
+            # Even the instance made for it is asked again only when nobody else fits.
+            agent = _take(job, classes) or own
+        else:
+            agent = own or _take(job, classes)
         if agent is not None:
             placements.append(Placement(job_id=job.id, agent_id=agent.id))
     return tuple(placements)
