@@ -201,3 +201,25 @@ def test_an_inotify_instance_that_becomes_free_is_taken_up(tmp_path: Path) -> No
         await tail.aclose()
 
     asyncio.run(run())
+
+
+def test_a_write_before_the_arming_is_seen_without_an_event(tmp_path: Path) -> None:
+    """The watch is set after the last read; what was written between the two causes no event."""
+
+    class Late(Watcher):
+        """Something is written in the very moment before the watch is set."""
+
+        def add_watch(self, seat, fd):  # type: ignore[no-untyped-def]
+            if late:
+                append(log, late.pop())
+            return super().add_watch(seat, fd)
+
+    log, late = tmp_path / "log", [b"late\n"]
+
+    async def run() -> None:
+        log.touch()
+        tail = tail_file(log, asyncio.Event(), watcher=Late(interval=NEVER))
+        assert await asyncio.wait_for(anext(tail), 5) == b"late"
+        await tail.aclose()
+
+    asyncio.run(run())
