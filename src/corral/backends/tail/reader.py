@@ -56,7 +56,7 @@ class Reader:
         self._file: OpenFile | None = None
         self._overrun = False
         self._unyielded = 0
-        self._looked = False
+        self._resting = False
         self._task: asyncio.Task[None] | None = None
         # Where reading ends once the stop was seen: a writer that never rests must not hold it up.
         self._last: int | None = None
@@ -92,9 +92,9 @@ class Reader:
             await self._filled.wait()
 
     @property
-    def begun(self) -> bool:
-        """True once the path was looked at for the first time."""
-        return self._looked
+    def resting(self) -> bool:
+        """True while all is read and it waits to be woken."""
+        return self._resting
 
     @property
     def astray(self) -> bool:
@@ -132,7 +132,6 @@ class Reader:
             if stopping:
                 await self._flush()
                 return
-            self._looked = True
             if settled:
                 await self._rest()
 
@@ -158,7 +157,9 @@ class Reader:
             if self._grew():
                 await asyncio.sleep(0)
                 return
+        self._resting = True
         await self._wake.wait()
+        self._resting = False
 
     async def _pass(self) -> bool:
         if self._file is None and not self._open_first():
