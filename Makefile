@@ -22,6 +22,10 @@ lint: $(DEVSTAMP)
 unit: $(DEVSTAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
+# Breaks every guard on purpose, in copies of the tree, and shows that its test turns red.
+mutations: $(DEVSTAMP)
+	$(BIN)/python tools/mutations.py $(MUTATIONS)
+
 preflight:
 	@sh tools/preflight.sh "$(PYTHON)"
 
@@ -38,6 +42,9 @@ $(DEVSTAMP): $(STAMP) requirements-dev.lock
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -o requirements.lock pyproject.toml
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --extra dev -o requirements-dev.lock pyproject.toml
+
+bench: $(DEVSTAMP)
+	$(BIN)/python -m bench --json bench/results/latest.json $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

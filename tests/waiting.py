@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for a condition with a deadline; nothing in the tests sleeps for luck."""
+"""Waiting for a condition instead of sleeping for luck."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-STEP = 0.01
+DEADLINE = 20.0
+"""Seconds: far above what any condition takes, so that only a real failure reaches it on a busy machine."""
+PAUSE = 0.005
+"""Seconds between two looks."""
 
 
-async def eventually(look: Callable[[], Awaitable[T] | T], within: float = 10.0) -> T:
-    """The first truthy value of ``look``; fails after ``within`` seconds with the last value seen."""
-    deadline = time.monotonic() + within
-    while True:
-        found = look()
-        value = await found if isinstance(found, Awaitable) else found
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"still {value!r} after {within} s"
-        await asyncio.sleep(STEP)
+def eventually(look: Callable[[], T], what: str = "", deadline: float = DEADLINE) -> T:
+    """The first true value of ``look()``; fails, naming ``what``, when there is none in time."""
+    until = time.monotonic() + deadline
+    while not (value := look()):
+        assert time.monotonic() < until, f"not within {deadline:g} s: {what or look}"
+        time.sleep(PAUSE)
+    return value
 
 
-def eventually_now(look: Callable[[], T], within: float = 10.0) -> T:
-    """The same for tests without a loop."""
-    deadline = time.monotonic() + within
+async def eventually_async(look: Callable[[], T | Awaitable[T]], what: str = "", deadline: float = DEADLINE) -> T:
+    """The same inside an event loop; ``look`` may be a coroutine function."""
+    until = time.monotonic() + deadline
     while True:
         value = look()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"still {value!r} after {within} s"
-        time.sleep(STEP)
+        seen: T = await value if isinstance(value, Awaitable) else value
+        if seen:
+            return seen
+        assert time.monotonic() < until, f"not within {deadline:g} s: {what or look}"
+        await asyncio.sleep(PAUSE)

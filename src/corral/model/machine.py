@@ -51,9 +51,7 @@ class Machine(Generic[S, E]):
 
     def ignores(self, state: S, event: E) -> bool:
         """True where the event legally changes nothing."""
-        return (state, event) in self.ignored or (
-            state in self.terminal and (state, event) not in self.transitions
-        )
+        return (state, event) in self.ignored or (state in self.terminal and (state, event) not in self.transitions)
 
     def changes(self, state: S, event: E) -> bool:
         """True where the event moves the machine."""

@@ -61,9 +61,7 @@ def test_rotation_at_random_never_mixes_repeats_or_reorders(tmp_path: Path, seed
 
 @both_ways
 @pytest.mark.parametrize("seed", [5, 6])
-def test_truncation_at_random_is_told_and_never_repeats_a_line(
-    tmp_path: Path, seed: int, watch: Watch
-) -> None:
+def test_truncation_at_random_is_told_and_never_repeats_a_line(tmp_path: Path, seed: int, watch: Watch) -> None:
     lines = asyncio.run(fuzz(tmp_path / "log", "truncate", seed, watch))
     told = sum(isinstance(line, Notice) and isinstance(line.record, Rewritten) for line in lines)
     plain = [line for line in lines if not isinstance(line, Notice)]

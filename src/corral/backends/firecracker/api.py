@@ -142,9 +142,7 @@ class FirecrackerApi:
     async def machine_config(self, *, deadline: float | None = None) -> m.MachineConfiguration:
         return await self._get("/machine-config", m.MachineConfiguration, deadline)
 
-    async def put_machine_config(
-        self, config: m.MachineConfiguration, *, deadline: float | None = None
-    ) -> None:
+    async def put_machine_config(self, config: m.MachineConfiguration, *, deadline: float | None = None) -> None:
         await self._send("PUT", "/machine-config", config, deadline)
 
     async def patch_machine_config(
@@ -187,9 +185,7 @@ class FirecrackerApi:
     async def patch_pmem(self, pmem: m.PartialPmem, *, deadline: float | None = None) -> None:
         await self._send("PATCH", _under("/pmem", pmem.id), pmem, deadline)
 
-    async def put_network_interface(
-        self, interface: m.NetworkInterface, *, deadline: float | None = None
-    ) -> None:
+    async def put_network_interface(self, interface: m.NetworkInterface, *, deadline: float | None = None) -> None:
         await self._send("PUT", _under("/network-interfaces", interface.iface_id), interface, deadline)
 
     async def patch_network_interface(
@@ -211,9 +207,7 @@ class FirecrackerApi:
     async def balloon_statistics(self, *, deadline: float | None = None) -> m.BalloonStats:
         return await self._get("/balloon/statistics", m.BalloonStats, deadline)
 
-    async def patch_balloon_statistics(
-        self, update: m.BalloonStatsUpdate, *, deadline: float | None = None
-    ) -> None:
+    async def patch_balloon_statistics(self, update: m.BalloonStatsUpdate, *, deadline: float | None = None) -> None:
         await self._send("PATCH", "/balloon/statistics", update, deadline)
 
     async def start_balloon_hinting(
@@ -230,14 +224,10 @@ class FirecrackerApi:
     async def memory_hotplug(self, *, deadline: float | None = None) -> m.MemoryHotplugStatus:
         return await self._get("/hotplug/memory", m.MemoryHotplugStatus, deadline)
 
-    async def put_memory_hotplug(
-        self, config: m.MemoryHotplugConfig, *, deadline: float | None = None
-    ) -> None:
+    async def put_memory_hotplug(self, config: m.MemoryHotplugConfig, *, deadline: float | None = None) -> None:
         await self._send("PUT", "/hotplug/memory", config, deadline)
 
-    async def patch_memory_hotplug(
-        self, update: m.MemoryHotplugSizeUpdate, *, deadline: float | None = None
-    ) -> None:
+    async def patch_memory_hotplug(self, update: m.MemoryHotplugSizeUpdate, *, deadline: float | None = None) -> None:
         await self._send("PATCH", "/hotplug/memory", update, deadline)
 
     # -- metadata: what carries secrets ----------------------------------------------------------
@@ -268,21 +258,15 @@ class FirecrackerApi:
 
     # -- snapshots -------------------------------------------------------------------------------
 
-    async def create_snapshot(
-        self, params: m.SnapshotCreateParams, *, deadline: float = SNAPSHOT_DEADLINE
-    ) -> None:
+    async def create_snapshot(self, params: m.SnapshotCreateParams, *, deadline: float = SNAPSHOT_DEADLINE) -> None:
         await self._send("PUT", "/snapshot/create", params, deadline)
 
-    async def load_snapshot(
-        self, params: m.SnapshotLoadParams, *, deadline: float = SNAPSHOT_DEADLINE
-    ) -> None:
+    async def load_snapshot(self, params: m.SnapshotLoadParams, *, deadline: float = SNAPSHOT_DEADLINE) -> None:
         await self._send("PUT", "/snapshot/load", params, deadline)
 
     # -- by hand ---------------------------------------------------------------------------------
 
-    async def request(
-        self, method: str, path: str, body: object = None, *, deadline: float | None = None
-    ) -> object:
+    async def request(self, method: str, path: str, body: object = None, *, deadline: float | None = None) -> object:
         """Any request, for operators: the answer's JSON, ``None`` where it has no body. Nothing is checked
         first.
 

@@ -148,9 +148,7 @@ def _translated(error: OSError, path: str) -> Exception:
                 "make every folder of the path a real one."
             )
         case errno.EACCES | errno.EPERM:
-            return TailRefused(
-                f"{path} may not be opened ({error.strerror}); give this user the right to it."
-            )
+            return TailRefused(f"{path} may not be opened ({error.strerror}); give this user the right to it.")
         case errno.ENAMETOOLONG:
             return TailRefused(f"{path} is longer than the system allows; choose a shorter path.")
         case _:

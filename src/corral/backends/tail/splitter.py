@@ -132,9 +132,7 @@ class Splitter:
         if not part:
             return None
         at = replace(self._at, discarding=False)
-        return Batch(
-            start=replace(at, offset=offset), lines=part, size=size, end=replace(at, offset=end), ends=ends
-        )
+        return Batch(start=replace(at, offset=offset), lines=part, size=size, end=replace(at, offset=end), ends=ends)
 
 
 def _ends_of_filled(part: list[bytes], offset: int) -> array[int]:

@@ -47,9 +47,7 @@ def tail_file(
         raise ValueError("start is not negative")
     place = Place(path=_absolute(path), beneath=None if beneath is None else _absolute(beneath))
     tally = Tally()
-    reader = Reader(
-        place=place, stop=stop, create=create, start=start, bounds=bounds, watcher=watcher, tally=tally
-    )
+    reader = Reader(place=place, stop=stop, create=create, start=start, bounds=bounds, watcher=watcher, tally=tally)
     return Tail(reader=reader, tally=tally)
 
 

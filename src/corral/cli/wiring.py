@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that picks concrete adapters: which database, stores and backends a coordinator runs on, and how a
+command reaches one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from corral.cli.config import ServerConfig, default_config, to_pool
+from corral.model.errors import CorralError, PermanentError, StoreMisconfigured
+from corral.model.views import NewToken
+from corral.runtime.chance import SystemChance
+from corral.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from corral.backends.process.backend import ProcessBackend
+    from corral.client import Client
+    from corral.control.coordinator import Coordinator
+    from corral.web.serve import WebServer
+
+log = logging.getLogger(__name__)
+
+DATABASE = "corral.db"
+LOGS = "logs"
+SOURCES = "sources"
+WORK = "work"
+CACHE = "cache"
+KEY_FILE = "secrets.key"
+TOKEN_FILE = "admin.token"
+SERVER_FILE = "server.json"
+DEFAULT_LISTEN = "127.0.0.1:7420"
+RELEASE_TIMEOUT = 15.0
+"""Seconds in which an all-in-one coordinator gives its instances back at its end."""
+SHUTDOWN_GRACE = 30.0
+
+
+class RootJobs(PermanentError):
+    """Jobs would run as root and nobody said that they may."""
+
+    code = "root_jobs"
+
+
+def default_state_dir() -> Path:
+    """``$XDG_STATE_HOME/corral``, or its usual place below the home directory."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "corral"
+
+
+def prepare_state_dir(path: Path, *, passable: bool = False) -> Path:
+    """Made with mode 0700 (``passable``: 0711, so that agents of other users reach their own directories).
+
+    :raises StoreMisconfigured: it cannot be made or written.
+    """
+    path = path.absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o711 if passable else 0o700)
+    except OSError as error:
+        raise StoreMisconfigured(
+            f"cannot use the state directory {path}: {error.strerror}; choose another with --state-dir"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise StoreMisconfigured(f"the state directory {path} is not writable; choose another with --state-dir")
+    return path
+
+
+# --- parts -------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Assembly:
+    """A coordinator and what it stands on; :meth:`close` ends it in order."""
+
+    coordinator: Coordinator
+    state_dir: Path
+    closers: list[Callable[[], object]] = field(default_factory=list)
+
+    async def close(self) -> None:
+        for closer in reversed(self.closers):
+            result = closer()
+            if asyncio.iscoroutine(result):
+                await result
+
+
+async def assemble(
+    state_dir: Path,
+    config: ServerConfig,
+    *,
+    urls: tuple[str, ...] = (),
+    offline: bool = False,
+    tied: bool = False,
+    slots: bool = False,
+    unroutable_after: float | None = None,
+) -> Assembly:
+    """Open the stores below ``state_dir`` and put a coordinator on them; nothing runs yet.
+
+    :raises StoreMisconfigured: the database is held by another process, damaged, or of a newer release.
+    """
+    from corral.backends.interface import Backend
+    from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+    from corral.runtime.sealing import Sealer, load_key
+    from corral.store.logdir import LogDirectory
+    from corral.store.sourcedir import SourceDirectory
+    from corral.store.sqlite import SqliteDatabase
+
+    clock, chance = SystemClock(), SystemChance()
+    database = await asyncio.to_thread(SqliteDatabase.open, state_dir / DATABASE, clock)
+    closers: list[Callable[[], object]] = [database.close]
+    try:
+        identity = await identify(database, chance, take_lease=not offline)
+        logs = LogDirectory(state_dir / LOGS)
+        closers.append(logs.close)
+        sources = SourceDirectory(state_dir / SOURCES)
+        sealer = Sealer(load_key(state_dir / KEY_FILE, chance), chance)
+        backends: dict[str, Backend] = {}
+        if not offline:
+            backends["process"] = _process_backend(state_dir, config, identity.cluster_id, tied=tied, slots=slots)
+        pools = tuple(to_pool(pool) for pool in config.pools)
+        timing = config.timing
+        coordinator = Coordinator(
+            clock=clock,
+            chance=chance,
+            stores=Stores(database=database, logs=logs, sources=sources),
+            sealer=sealer,
+            identity=identity,
+            backends=backends,
+            pools=lambda: pools,
+            settings=CoordinatorSettings(
+                urls=urls,
+                offline=offline,
+                unroutable_after=timing.unroutable_after if unroutable_after is None else unroutable_after,
+                queue_timeout=timing.queue_timeout,
+                lost_after=timing.lost_after,
+                stranded_after=timing.stranded_after,
+                heartbeat_interval=timing.heartbeat_interval,
+                agent_dead_after=timing.agent_dead_after,
+                ack_timeout=timing.dispatch_ack_timeout,
+                caps=config.caps(),
+                keep=config.keep(),
+            ),
+        )
+    except BaseException:
+        await Assembly(coordinator=None, state_dir=state_dir, closers=closers).close()  # type: ignore[arg-type]
+        raise
+    return Assembly(coordinator=coordinator, state_dir=state_dir, closers=closers)
+
+
+def _process_backend(
+    state_dir: Path, config: ServerConfig, cluster_id: object, *, tied: bool, slots: bool
+) -> ProcessBackend:
+    from corral.backends.process.backend import ProcessBackend
+    from corral.model.ids import ClusterId
+
+    root = Path(config.work_dir) if config.work_dir else state_dir / WORK
+    return ProcessBackend(
+        cluster_id=ClusterId(str(cluster_id)),
+        root=root,
+        cache_root=root.parent / CACHE if config.work_dir else state_dir / CACHE,
+        tied=tied,
+        uids=config.uid_range() if slots else None,
+        users=tuple(pool.user for pool in config.pools if pool.user),
+    )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file of mode 0600 as a whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServer:
+    url: str
+    pid: int
+    token: str
+
+
+def live_server(state_dir: Path) -> LiveServer | None:
+    """The coordinator that holds this state directory now, if one does and lets us in."""
+    try:
+        described = json.loads((state_dir / SERVER_FILE).read_text())
+        token = (state_dir / TOKEN_FILE).read_text().strip()
+        url, pid = str(described["url"]), int(described["pid"])
+        os.kill(pid, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not _holds_lock(state_dir, pid):
+        return None
+    return LiveServer(url=url, pid=pid, token=token)
+
+
+def _holds_lock(state_dir: Path, pid: int) -> bool:
+    """A recycled pid does not hold the database's lock."""
+    try:
+        return int((state_dir / f"{DATABASE}.lock").read_text().strip() or 0) == pid
+    except (OSError, ValueError):
+        return False
+
+
+async def _publish(assembly: Assembly, url: str) -> str:
+    """Where this coordinator listens, for commands on the same state directory; the token they use."""
+    token_file = assembly.state_dir / TOKEN_FILE
+    token = ""
+    with contextlib.suppress(OSError):
+        token = token_file.read_text().strip()
+    known = False
+    if token:
+        with contextlib.suppress(CorralError):
+            await assembly.coordinator.authenticate(token)
+            known = True
+    if not known:
+        created = await assembly.coordinator.create_token(NewToken(name="first", role="admin"))
+        token = created.token
+        write_private(token_file, token + "\n")
+        if sys.stderr.isatty():
+            print(f"admin token (also in {token_file}): {token}", file=sys.stderr)  # noqa: T201
+    server_file = assembly.state_dir / SERVER_FILE
+    write_private(server_file, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    assembly.closers.append(lambda: server_file.unlink(missing_ok=True))
+    return token
+
+
+# --- reaching a coordinator --------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def open_client(state_dir: Path | None, url: str | None, token: str | None) -> AsyncIterator[Client]:
+    """A client of the server at ``url``; else of whatever holds the state directory; else of the directory itself,
+    opened offline in this process.
+
+    :raises CorralError: there is nothing to connect to, or it refuses.
+    """
+    from corral.client import Client
+
+    if url:
+        async with Client(url, token or "") as client:
+            yield client
+        return
+    directory = (state_dir or default_state_dir()).absolute()
+    live = live_server(directory)
+    if live is not None:
+        async with Client(live.url, live.token) as client:
+            yield client
+        return
+    async with _offline(directory) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _offline(state_dir: Path) -> AsyncIterator[Client]:
+    from corral.client import Client
+    from corral.client.transport import AppTransport
+    from corral.control.api import Principal, Role
+    from corral.model.ids import TokenId
+    from corral.web.app import create_app
+
+    assembly = await assemble(prepare_state_dir(state_dir), default_config(), offline=True)
+    try:
+        local = Principal(token_id=TokenId("local"), name="local", role=Role.ADMIN)
+        app = create_app(assembly.coordinator, local=local)
+        async with Client("http://corral.local", "", transport=AppTransport(app)) as client:
+            yield client
+    finally:
+        await assembly.close()
+
+
+# --- all in one --------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class AllInOne:
+    """A coordinator inside this process; its instances end with it."""
+
+    client: Client
+    url: str
+    state_dir: Path
+    assembly: Assembly
+    web: WebServer
+    _stopped: bool = False
+
+    async def stop(self, *, kill: bool = False) -> int:
+        """Give everything back, bounded; how many instances are not confirmed gone. Idempotent."""
+        if self._stopped:
+            return 0
+        self._stopped = True
+        coordinator = self.assembly.coordinator
+        left = await coordinator.release_all(2.0 if kill else RELEASE_TIMEOUT)
+        await coordinator.stop(1.0 if kill else 5.0)
+        await self.web.stop()
+        return left
+
+
+@contextlib.asynccontextmanager
+async def all_in_one(
+    state_dir: Path,
+    *,
+    max_agents: int | None = None,
+    inherit_env: tuple[str, ...] | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> AsyncIterator[AllInOne]:
+    """An embedded coordinator with tied process agents on a free loopback port."""
+    import msgspec
+
+    from corral.client import Client
+    from corral.web.app import create_app
+    from corral.web.listen import bind
+    from corral.web.serve import WebServer
+
+    config = default_config(max_agents)
+    if inherit_env is not None:
+        pools = tuple(msgspec.structs.replace(pool, inherit_env=inherit_env) for pool in config.pools)
+        config = msgspec.structs.replace(config, pools=pools)
+    listener = bind("127.0.0.1", 0)
+    url = "http://{}:{}".format(*listener.getsockname()[:2])
+    directory = prepare_state_dir(state_dir)
+    try:
+        assembly = await assemble(directory, config, urls=(url,), tied=True, unroutable_after=0.0)
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        web = WebServer(create_app(assembly.coordinator), [listener])
+        await web.start()
+        await assembly.coordinator.start()
+        token = await _publish(assembly, url)
+        async with Client(url, token) as client:
+            whole = AllInOne(client=client, url=url, state_dir=directory, assembly=assembly, web=web)
+            on_ready(url)
+            try:
+                yield whole
+            finally:
+                await whole.stop()
+    finally:
+        await assembly.close()
+
+
+# --- server ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    state_dir: Path
+    listen: str = ""
+    config: ServerConfig | None = None
+    allow_root: bool = False
+    on_ready: Callable[[str], None] = lambda url: None
+
+
+async def serve_forever(options: ServerOptions) -> None:
+    """Run a coordinator until SIGTERM or SIGINT; agents and their wardens go on after it.
+
+    :raises CorralError: it cannot start; the message says why and what to do.
+    """
+    from corral.web.app import create_app
+    from corral.web.listen import bind
+    from corral.web.serve import WebServer
+
+    config = options.config or default_config()
+    slots = _check_root(config, options)
+    host, port = parse_listen(options.listen or config.listen or DEFAULT_LISTEN)
+    directory = prepare_state_dir(options.state_dir, passable=slots)
+    listener = bind(host, port)
+    try:
+        url = "http://{}:{}".format(*_reachable(listener.getsockname()))
+        assembly = await assemble(directory, config, urls=config.urls or (url,), slots=slots)
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        web = WebServer(create_app(assembly.coordinator), [listener])
+        stopping = _stop_on_signals()
+        await assembly.coordinator.start()
+        await web.start()
+        await _publish(assembly, url)
+        options.on_ready(url)
+        await _retention_until(stopping, assembly, config)
+        log.info("stopping")
+        await assembly.coordinator.stop(SHUTDOWN_GRACE)
+        await web.stop()
+    finally:
+        await assembly.close()
+
+
+RETENTION_EVERY = 600.0
+
+
+async def _retention_until(stopping: asyncio.Event, assembly: Assembly, config: ServerConfig) -> None:
+    """Wait for the end; every now and then remove what retention says."""
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), RETENTION_EVERY)
+        if not stopping.is_set():
+            try:
+                await assembly.coordinator.clean(config.keep())
+            except CorralError as error:
+                log.warning("old runs could not be removed: %s", error)
+
+
+def _check_root(config: ServerConfig, options: ServerOptions) -> bool:
+    """Whether each agent gets a uid of its own.
+
+    :raises RootJobs: a pool's jobs would run as root.
+    """
+    if os.geteuid() != 0:
+        return False
+    if config.allow_root or options.allow_root:
+        return False
+    rooted = [pool.name for pool in config.pools if pool.user == "root"]
+    if rooted:
+        raise RootJobs(
+            f"jobs of pool {rooted[0]} would run as root; name another user, or set allow_root: true "
+            "if everything that runs here is trusted with this machine"
+        )
+    return True
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``HOST:PORT``. :raises PermanentError: it is not."""
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise PermanentError(f"{text!r} is not HOST:PORT, for example {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def _reachable(name: tuple[object, ...]) -> tuple[str, object]:
+    """Where local agents dial a listener that may be bound to every address."""
+    host = str(name[0])
+    if host in ("0.0.0.0", ""):
+        host = "127.0.0.1"
+    elif ":" in host:
+        host = "[::1]" if host == "::" else f"[{host}]"
+    return host, name[1]
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the coordinator offers to whoever speaks for a user: the web room adapts it to HTTP, nothing more.
+
+Every method raises the errors of ``corral.model.errors``; the web room turns them into problem+json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from corral.control.link import Link
+from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
+from corral.model.views import (
+    AgentView,
+    Clean,
+    Cleaned,
+    CreatedToken,
+    JobView,
+    NewRun,
+    NewToken,
+    Page,
+    PoolView,
+    Rerun,
+    RunView,
+    ServerView,
+    TokenView,
+    WhyView,
+)
+
+
+class Role(StrEnum):
+    """Each includes the ones before it."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Principal:
+    """Who asks."""
+
+    token_id: TokenId
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPart:
+    """Bytes of one step's log. ``final``: nothing follows ``offset + len(data)``."""
+
+    step: int
+    offset: int
+    data: bytes
+    final: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceHealth:
+    name: str
+    healthy: bool
+    detail: str = ""
+
+
+class Api(Protocol):
+    """Implemented by :class:`corral.control.coordinator.Coordinator`."""
+
+    # --- who ---
+
+    async def authenticate(self, token: str) -> Principal:
+        """:raises Unauthenticated: unknown or revoked. Constant time in the token's content."""
+        ...
+
+    async def create_token(self, new: NewToken) -> CreatedToken: ...
+    async def tokens(self) -> tuple[TokenView, ...]: ...
+    async def revoke_token(self, token_id: TokenId) -> TokenView: ...
+
+    # --- health ---
+
+    async def server(self) -> ServerView: ...
+    async def health(self) -> tuple[ServiceHealth, ...]:
+        """Ready when all are healthy: database writable, loops making progress."""
+        ...
+
+    # --- runs and jobs ---
+
+    async def create_run(self, new: NewRun) -> RunView:
+        """:raises Invalid: every fault of lock, workflow name, job names, secrets missing, source unknown."""
+        ...
+
+    async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
+        """Newest first, without jobs. ``limit`` 1 to 200."""
+        ...
+
+    async def run(self, run_id: RunId) -> RunView:
+        """With its jobs, without their steps."""
+        ...
+
+    def watch_run(self, run_id: RunId) -> AsyncIterator[RunView]:
+        """The run now, and again after each change, at most ten times a second; ends after the terminal one."""
+        ...
+
+    async def cancel_run(self, run_id: RunId, *, force: bool = False) -> RunView:
+        """Idempotent; a second call with ``force`` kills. :raises Refused: the run has ended."""
+        ...
+
+    async def rerun(self, run_id: RunId, how: Rerun) -> RunView: ...
+    async def job(self, job_id: JobId) -> JobView:
+        """With steps and attempts."""
+        ...
+
+    async def why(self, job_id: JobId) -> WhyView: ...
+    async def clean(self, how: Clean) -> Cleaned:
+        """Remove ended runs, oldest first, with their logs and the sources that no run needs any more, until both
+        bounds hold. A run that goes on is never touched."""
+        ...
+
+    # --- logs ---
+
+    async def read_log(
+        self, job_id: JobId, *, attempt: int | None = None, step: int, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Raw bytes of one step (attempt None: the latest). :raises NotFound: no such job, attempt or step."""
+        ...
+
+    async def log_size(self, job_id: JobId, *, attempt: int | None = None, step: int) -> tuple[int, bool]:
+        """Bytes stored, and whether that is final."""
+        ...
+
+    def follow_log(
+        self, job_id: JobId, *, attempt: int | None = None, step: int = 0, offset: int = 0
+    ) -> AsyncIterator[LogPart]:
+        """All steps in order from (step, offset) on, as bytes arrive; ends when the job's last log is final."""
+        ...
+
+    # --- sources ---
+
+    async def put_source(self, hash: SourceHash, chunks: AsyncIterator[bytes]) -> int: ...
+    async def source_size(self, hash: SourceHash) -> int | None: ...
+    async def read_source(self, agent_id: AgentId, key: str, hash: SourceHash) -> AsyncIterator[bytes]:
+        """For agents. :raises Unauthenticated: the key does not verify. :raises Forbidden: not its job's source."""
+        ...
+
+    # --- agents and pools ---
+
+    async def agents(self) -> tuple[AgentView, ...]:
+        """All whose instance is not gone, newest first."""
+        ...
+
+    async def pools(self) -> tuple[PoolView, ...]: ...
+    async def serve_agent(self, link: Link) -> None:
+        """Own one agent's connection until it ends."""
+        ...

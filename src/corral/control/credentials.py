@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens: made, stored by their digest, revoked. A static agent is one token: its key and its agent row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from corral.control import settle
+from corral.control.api import Role
+from corral.control.registration import digest
+from corral.control.settle import Wake
+from corral.model.errors import Fault, NotFound, Refused
+from corral.model.ids import AgentId, TokenId
+from corral.model.labels import MAX_LABELS, label_fault, labels, reserved
+from corral.model.records import Token
+from corral.model.spec import Reason
+from corral.model.views import NewToken
+from corral.runtime.chance import Chance, agent_id, secret_token, token_id
+from corral.store.repo import agents, jobs, tokens
+
+TOKEN_PREFIX = "corral_"
+AGENT_ROLE = "agent"
+PREFIX_SHOWN = 14
+"""Characters of a token that are stored to recognise it by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """``text`` is shown once. An agent's is ``AGENT_ID.KEY``; only the key is secret."""
+
+    id: TokenId
+    new: NewToken
+    text: str
+    secret: str
+    agent_id: AgentId | None
+
+
+def faults_of(new: NewToken) -> list[Fault]:
+    roles = [*Role, AGENT_ROLE]
+    faults = []
+    if new.role not in roles:
+        faults.append(Fault(path="role", message=f"no role {new.role!r}", remedy=f"one of {', '.join(roles)}"))
+    if new.labels and new.role != AGENT_ROLE:
+        faults.append(Fault(path="labels", message="only an agent's token has labels", remedy="role agent"))
+    if new.role == AGENT_ROLE and not new.labels:
+        faults.append(Fault(path="labels", message="an agent without labels fits no job", remedy="name one at least"))
+    if len(new.labels) > MAX_LABELS:
+        faults.append(Fault(path="labels", message=f"{len(new.labels)} labels; the limit is {MAX_LABELS}"))
+    for index, label in enumerate(new.labels):
+        problem = label_fault(label) or (f"label {label!r} is reserved" if reserved(label) else None)
+        if problem is not None:
+            faults.append(Fault(path=f"labels[{index}]", message=problem))
+    return faults
+
+
+def make(new: NewToken, chance: Chance) -> Made:
+    if new.role == AGENT_ROLE:
+        identity = agent_id(chance)
+        key = secret_token(chance, "key_")
+        return Made(id=token_id(chance), new=new, text=f"{identity}.{key}", secret=key, agent_id=identity)
+    text = secret_token(chance, TOKEN_PREFIX)
+    return Made(id=token_id(chance), new=new, text=text, secret=text, agent_id=None)
+
+
+def store(connection: Connection, made: Made) -> Token:
+    new = made.new
+    if made.agent_id is not None:
+        agents.add(
+            connection,
+            id=made.agent_id,
+            pool="",
+            kind="static",
+            labels=labels(new.labels),
+            project="local",
+            key_digest=digest(made.secret),
+        )
+    return tokens.add(
+        connection,
+        id=made.id,
+        name=new.name,
+        role=new.role,
+        digest=digest(made.secret),
+        prefix=made.text[:PREFIX_SHOWN],
+        project="local",
+        agent_id=made.agent_id,
+    )
+
+
+def revoke(connection: Connection, token_id: TokenId, wake: Wake) -> Token:
+    """An agent's job is settled in the same transaction, not when somebody misses the agent.
+
+    :raises NotFound: no such token.
+    :raises Refused: it is the last admin token.
+    """
+    row = tokens.get(connection, token_id)
+    if row is None:
+        raise NotFound(f"no token {token_id}")
+    if row.role == Role.ADMIN and row.revoked_at is None and tokens.count_live(connection, Role.ADMIN) == 1:
+        raise Refused("this is the last admin token; create another one first")
+    tokens.revoke(connection, token_id)
+    if row.agent_id is not None:
+        _end_agent(connection, row.agent_id, wake)
+    after = tokens.get(connection, token_id)
+    assert after is not None
+    return after
+
+
+def _end_agent(connection: Connection, agent_id: AgentId, wake: Wake) -> None:
+    agent = agents.get(connection, agent_id)
+    if agent is not None and agent.assignment is not None and agent.assigned_attempt is not None:
+        row = jobs.attempt(connection, agent.assignment, agent.assigned_attempt)
+        if row is not None:
+            detail = "the agent's token was revoked"
+            settle.lose(connection, row, Reason.AGENT_LOST, detail, wake, instance_gone=True)
+    agents.end(connection, agent_id)

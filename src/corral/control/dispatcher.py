@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offers queued jobs to the idle agents connected here, and takes their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sqlalchemy import Connection
+
+from corral.control import bell, offers, settle
+from corral.control.bell import Bell
+from corral.control.sessions import Secrets, Session, Sessions, ring, tell_withdrawn
+from corral.control.settle import Wake, end_job
+from corral.decide import dispatching
+from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
+from corral.decide.matching import Wanted
+from corral.model.errors import Conflict, CorralError
+from corral.model.ids import JobId
+from corral.model.spec import Reason
+from corral.model.states import AttemptEvent, JobEvent
+from corral.runtime.clock import Clock
+from corral.runtime.sealing import SecretUnavailable
+from corral.runtime.service import Service
+from corral.store.interface import Database
+from corral.store.repo import agents, jobs
+from corral.store.repo.installation import now
+from corral.wire.codec import ProtocolError, encode
+from corral.wire.messages import Accept, Decline, DeclineReason, Offer, Start, Withdraw
+
+log = logging.getLogger(__name__)
+
+HEADS_MIN = 64
+"""Queued jobs looked at even for one idle agent: those at the front may fit nobody here."""
+HEADS_PER_AGENT = 8
+HEADS_MAX = 2000
+
+
+class Dispatcher(Service):
+    name = "dispatcher"
+    interval = 1.0
+
+    def __init__(
+        self,
+        clock: Clock,
+        database: Database,
+        sessions: Sessions,
+        bell_: Bell,
+        secrets: Secrets,
+        *,
+        ack_timeout: float = 10.0,
+    ) -> None:
+        super().__init__(clock)
+        self._database = database
+        self._sessions = sessions
+        self._bell = bell_
+        self._secrets = secrets
+        self._ack_timeout = ack_timeout
+        self.draining = False
+        bell_.listen(bell.QUEUE, self.wake)
+
+    async def run_once(self) -> None:
+        await self._expire()
+        idle = self._sessions.idle()
+        if self.draining or not idle:
+            return
+        queued, moment = await self._database.read(lambda c: _queue(c, len(idle)))
+        placements = dispatching.plan(queued, [_idle_agent(session) for session in idle], moment)
+        await asyncio.gather(*(self._offer(placement) for placement in placements))
+
+    async def _expire(self) -> None:
+        if not await self._database.read(_anything_offered):
+            return
+        wake = Wake()
+        await self._database.write(lambda c: offers.expire(c, wake))
+        tell_withdrawn(self._sessions, wake)
+        ring(self._bell, wake)
+
+    async def _offer(self, placement: Placement) -> None:
+        session = self._sessions.get(placement.agent_id)
+        if session is None or not session.idle:
+            return
+        wake = Wake()
+        session.assignment = (placement.job_id, 0)
+        try:
+            made = await self._database.write(
+                lambda c: offers.make(
+                    c,
+                    placement,
+                    session=session.number,
+                    boot_id=session.boot_id,
+                    ack_timeout=self._ack_timeout,
+                    wake=wake,
+                )
+            )
+        except CorralError as error:
+            session.vacate(placement.job_id, 0)
+            if not isinstance(error, Conflict):
+                raise
+            return
+        ring(self._bell, wake)
+        if made is None:
+            session.vacate(placement.job_id, 0)
+            return
+        session.place(placement.job_id, made.order.attempt, made.run_id)
+        await self._send(session, made)
+
+    async def _send(self, session: Session, made: offers.Made) -> None:
+        offer = Offer(
+            job_id=made.order.job_id, attempt=made.order.attempt, order=made.order, deadline=self._ack_timeout
+        )
+        try:
+            encode(offer)
+        except ProtocolError as error:
+            await self._refuse_order(session, made, error)
+            return
+        session.send(offer)
+
+    async def _refuse_order(self, session: Session, made: offers.Made, error: ProtocolError) -> None:
+        """An order that fits no frame would be refused by every agent."""
+        job_id = JobId(made.order.job_id)
+        wake = Wake()
+
+        def fail(connection: Connection) -> None:
+            job = jobs.get(connection, job_id)
+            row = jobs.attempt(connection, job_id, made.order.attempt)
+            if row is not None:
+                settle.withdraw(connection, row, "the order is too large", wake, counts=False)
+                job = jobs.get(connection, job_id)
+            if job is not None:
+                detail = f"the job with its inputs is too large for an agent: {error.message}"
+                end_job(connection, job, JobEvent.FAIL, wake, reason=Reason.INTERNAL, detail=detail)
+
+        await self._database.write(fail)
+        session.vacate(job_id, made.order.attempt)
+        ring(self._bell, wake)
+
+    # --- answers ---
+
+    async def on_answer(self, session: Session, message: Accept | Decline) -> None:
+        """Called by the session in the order of its frames."""
+        assert session.agent_id is not None
+        if isinstance(message, Accept):
+            await self._accepted(session, message)
+        else:
+            await self._declined(session, message)
+
+    async def _accepted(self, session: Session, message: Accept) -> None:
+        agent_id, job_id, attempt = session.agent_id, JobId(message.job_id), message.attempt
+        assert agent_id is not None
+        wake = Wake()
+        try:
+            taken = await self._database.write(lambda c: offers.accept(c, agent_id, job_id, attempt, wake))
+        except Conflict:
+            taken = None
+        if taken is None:
+            session.send(Withdraw(job_id=job_id, attempt=attempt))
+            session.vacate(job_id, attempt)
+            self.wake()
+            return
+        try:
+            secrets = await self._secrets(job_id, taken.run_id) if taken.secrets else {}
+        except SecretUnavailable as error:
+            await self._without_secrets(session, job_id, attempt, error)
+            return
+        session.send(Start(job_id=job_id, attempt=attempt, secrets=secrets))
+        ring(self._bell, wake)
+
+    async def _without_secrets(self, session: Session, job_id: JobId, attempt: int, error: SecretUnavailable) -> None:
+        wake = Wake()
+
+        def fail(connection: Connection) -> None:
+            row = jobs.attempt(connection, job_id, attempt)
+            job = jobs.get(connection, job_id)
+            if row is None or job is None:
+                return
+            jobs.advance_attempt(connection, row, AttemptEvent.FAIL, reason=Reason.SECRET_UNAVAILABLE)
+            agents.unassign(connection, row.agent_id, job_id=job_id, attempt=attempt)
+            end_job(connection, job, JobEvent.FAIL, wake, reason=Reason.SECRET_UNAVAILABLE, detail=error.message)
+
+        await self._database.write(fail)
+        session.send(Withdraw(job_id=job_id, attempt=attempt))
+        session.vacate(job_id, attempt)
+        ring(self._bell, wake)
+        self._bell.ring(bell.QUEUE, bell.SCALE)
+
+    async def _declined(self, session: Session, message: Decline) -> None:
+        agent_id, job_id, attempt = session.agent_id, JobId(message.job_id), message.attempt
+        assert agent_id is not None
+        leaving = message.reason is DeclineReason.DRAINING
+        reason = message.detail or message.reason
+        wake = Wake()
+        await self._database.write(
+            lambda c: offers.decline(c, agent_id, job_id, attempt, reason, wake, leaving=leaving)
+        )
+        wake.withdrawn.clear()
+        session.draining = session.draining or leaving
+        session.vacate(job_id, attempt)
+        ring(self._bell, wake)
+        self._bell.ring(bell.QUEUE, bell.SCALE)
+
+
+def _idle_agent(session: Session) -> IdleAgent:
+    assert session.agent_id is not None
+    return IdleAgent(id=session.agent_id, offered=session.offered, bound=session.bound, idle_since=session.idle_since)
+
+
+def _queue(connection: Connection, idle: int) -> tuple[list[QueuedJob], int]:
+    limit = min(HEADS_MAX, max(HEADS_MIN, idle * HEADS_PER_AGENT))
+    heads = jobs.queued_heads(connection, limit)
+    declined = [head.id for head in heads if head.offers]
+    avoid = jobs.last_agents(connection, declined) if declined else {}
+    queued = [
+        QueuedJob(id=head.id, wanted=Wanted(labels=head.labels, excludes=head.excludes), avoid=avoid.get(head.id))
+        for head in heads
+    ]
+    return queued, now(connection)
+
+
+def _anything_offered(connection: Connection) -> bool:
+    return bool(jobs.overdue_offers(connection))

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out this host's provisions: asks the backend to create what is requested and to destroy what is releasing.
+
+The intent was committed before anything outside is touched; the call repeats the same agent id after a restart, so
+it finds what exists. It writes what happened; that a provision is not wanted any more is the leader's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection
+
+from corral.backends.interface import Backend, Ending, InstanceSpec
+from corral.control import bell, settle
+from corral.control.bell import Bell
+from corral.control.scaler import note_failure
+from corral.control.sessions import Sessions, ring
+from corral.control.settle import SECOND, Wake
+from corral.model.errors import CorralError
+from corral.model.ids import AgentId, ClusterId
+from corral.model.pools import Pool
+from corral.model.records import Provision
+from corral.model.spec import Reason
+from corral.model.states import ATTEMPT, ProvisionEvent, ProvisionState
+from corral.runtime.clock import Clock
+from corral.runtime.sealing import Sealer
+from corral.runtime.service import Service
+from corral.store.interface import Database
+from corral.store.repo import agents, jobs
+from corral.store.repo.installation import now
+from corral.store.repo.rows import NOW
+
+log = logging.getLogger(__name__)
+
+CONCURRENT_CREATES = 8
+CONCURRENT_DESTROYS = 16
+DESTROY_DEADLINE = 60.0
+"""Seconds one destroy call may take."""
+LAST_WORDS = 0.8
+"""Seconds that an ended agent's session gets to read what was still on the line, so that a job which ended is not
+taken for lost; together with the settling it stays within a second."""
+RELEASE_BACKOFF_BASE = 1.0
+RELEASE_BACKOFF_MAX = 60.0
+RELEASE_ATTEMPTS_MAX = 20
+
+
+class Host(Service):
+    name = "host"
+    interval = 1.0
+
+    def __init__(
+        self,
+        clock: Clock,
+        database: Database,
+        sealer: Sealer,
+        sessions: Sessions,
+        bell_: Bell,
+        backends: Mapping[str, Backend],
+        pools: Callable[[], tuple[Pool, ...]],
+        *,
+        host_id: str,
+        cluster_id: ClusterId,
+        urls: tuple[str, ...],
+    ) -> None:
+        super().__init__(clock)
+        self._database = database
+        self._sealer = sealer
+        self._sessions = sessions
+        self._bell = bell_
+        self._backends = backends
+        self._pools = pools
+        self._host_id = host_id
+        self._cluster_id = cluster_id
+        self._urls = urls
+        self._busy: dict[AgentId, asyncio.Task[None]] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._creates = asyncio.Semaphore(CONCURRENT_CREATES)
+        self._destroys = asyncio.Semaphore(CONCURRENT_DESTROYS)
+        bell_.listen(bell.HOST, self.wake)
+        bell_.listen(bell.SCALE, self.wake)
+
+    async def on_start(self) -> None:
+        """Look at what exists before anything is asked for: instances that ended while nobody watched."""
+        for backend in self._backends.values():
+            backend.watch(self._on_ending)
+            for instance in await backend.list():
+                if instance.ended:
+                    await self._ended(Ending(agent_id=instance.agent_id, detail=instance.detail))
+
+    async def run_once(self) -> None:
+        states = (ProvisionState.REQUESTED, ProvisionState.RELEASING)
+        rows = await self._database.read(lambda c: (agents.provisions_of_host(c, self._host_id, states), now(c)))
+        for row in rows[0]:
+            if row.agent_id in self._busy:
+                continue
+            if row.state is ProvisionState.REQUESTED and row.created_at is None and row.failed_at is None:
+                self._begin(row, self._create(row))
+            elif row.state is ProvisionState.RELEASING and (row.release_next_at or 0) <= rows[1]:
+                self._begin(row, self._destroy(row))
+
+    def _begin(self, row: Provision, work: object) -> None:
+        assert asyncio.iscoroutine(work)
+        task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
+        self._busy[row.agent_id] = task
+        task.add_done_callback(lambda done: self._done(row.agent_id, done))
+
+    def _done(self, agent_id: AgentId, task: asyncio.Task[None]) -> None:
+        self._busy.pop(agent_id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("provision %s: %s", agent_id, error, exc_info=error)
+        self.wake()
+        self._bell.ring(bell.SCALE)
+
+    async def on_stop(self) -> None:
+        """Calls in flight are given up here; their rows say what to ask again."""
+        tasks = [*self._busy.values(), *self._endings]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self, timeout: float) -> int:
+        """Wait for destroys in flight and due; how many provisions of this host are not gone after it."""
+        end = self.clock.monotonic() + timeout
+        while True:
+            await self.run_once()
+            left = await self._database.read(lambda c: agents.count_live(c))
+            if not left or self.clock.monotonic() >= end:
+                return left
+            if self._busy:
+                await asyncio.wait(set(self._busy.values()), timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await self.clock.sleep(0.02)
+
+    # --- creating ---
+
+    async def _create(self, row: Provision) -> None:
+        async with self._creates:
+            pool = next((pool for pool in self._pools() if pool.name == row.pool), None)
+            backend = self._backends.get(row.backend)
+            if pool is None or backend is None:
+                await self._failed(row, f"pool {row.pool} is not configured on this host any more")
+                return
+            sealed = await self._database.write(lambda c: _begin_create(c, row, pool))
+            if sealed is None:
+                return
+            try:
+                spec = self._spec(row, pool, sealed)
+                created = await backend.create(spec, pool.spawn_timeout)
+            except CorralError as error:
+                log.warning("provision %s in pool %s: %s", row.agent_id, row.pool, error)
+                await self._failed(row, error.message)
+                return
+            await self._database.write(lambda c: _record_created(c, row.agent_id, created.provider_id))
+
+    def _spec(self, row: Provision, pool: Pool, sealed: bytes) -> InstanceSpec:
+        return InstanceSpec(
+            cluster_id=self._cluster_id,
+            agent_id=row.agent_id,
+            pool=row.pool,
+            labels=row.labels,
+            claim_code=self._sealer.open(sealed, row.agent_id),
+            coordinator_urls=self._urls,
+            cpu_limit=row.cpu,
+            memory_limit=row.memory,
+            user=pool.user,
+            inherit_env=pool.inherit_env,
+        )
+
+    async def _failed(self, row: Provision, error: str) -> None:
+        await self._database.write(lambda c: _record_failed(c, row.agent_id, error))
+        self._bell.ring(bell.SCALE)
+
+    # --- destroying ---
+
+    async def _destroy(self, row: Provision) -> None:
+        async with self._destroys:
+            backend = self._backends.get(row.backend)
+            if backend is None:
+                return
+            try:
+                await backend.destroy(row.agent_id, DESTROY_DEADLINE)
+            except CorralError as error:
+                log.warning("provision %s cannot be destroyed yet: %s", row.agent_id, error)
+                message = error.message
+                await self._database.write(lambda c: _record_refusal(c, row.agent_id, message))
+                return
+            await self._database.write(lambda c: _record_gone(c, row.agent_id))
+            log.info("provision %s: gone", row.agent_id)
+
+    # --- news from the backend ---
+
+    def _on_ending(self, ending: Ending) -> None:
+        task = asyncio.create_task(self._ended(ending), name=f"ended-{ending.agent_id}")
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _ended(self, ending: Ending) -> None:
+        """The instance is gone: its job is settled at once, after the last words on its line."""
+        await self._sessions.ended(ending.agent_id, LAST_WORDS)
+        wake = Wake()
+        await self._database.write(lambda c: _settle_ending(c, ending, wake))
+        ring(self._bell, wake)
+        self._bell.ring(bell.SCALE, bell.QUEUE)
+
+
+def _begin_create(connection: Connection, row: Provision, pool: Pool) -> bytes | None:
+    """Record the send before it is made. None: the provision is not wanted any more."""
+    current = agents.provision(connection, row.agent_id)
+    if current is None or current.state is not ProvisionState.REQUESTED or current.failed_at is not None:
+        return None
+    if current.sent_at is None:
+        deadline = now(connection) + int(pool.spawn_timeout * SECOND)
+        agents.change_provision(connection, current, sent_at=NOW, deadline_at=deadline)
+    return agents.sealed_claim(connection, row.agent_id)
+
+
+def _record_created(connection: Connection, agent_id: AgentId, provider_id: str) -> None:
+    """Whatever the row's state is by now: the agent may have registered, or finished, before this answer."""
+    row = agents.provision(connection, agent_id)
+    if row is not None:
+        agents.change_provision(connection, row, created_at=NOW, provider_id=provider_id)
+
+
+def _record_failed(connection: Connection, agent_id: AgentId, error: str) -> None:
+    row = agents.provision(connection, agent_id)
+    if row is None or row.state is not ProvisionState.REQUESTED:
+        return
+    agents.change_provision(connection, row, failed_at=NOW, error=error)
+    note_failure(connection, row.pool, error)
+
+
+def _record_gone(connection: Connection, agent_id: AgentId) -> None:
+    row = agents.provision(connection, agent_id)
+    if row is not None and agents.advance_provision(connection, row, ProvisionEvent.GONE):
+        agents.end(connection, agent_id)
+
+
+def _record_refusal(connection: Connection, agent_id: AgentId, error: str) -> None:
+    row = agents.provision(connection, agent_id)
+    if row is None or row.state is not ProvisionState.RELEASING:
+        return
+    tries = row.release_attempts + 1
+    if tries >= RELEASE_ATTEMPTS_MAX:
+        agents.advance_provision(connection, row, ProvisionEvent.EXHAUSTED, release_attempts=tries, error=error)
+        return
+    pause = min(RELEASE_BACKOFF_BASE * 2 ** (tries - 1), RELEASE_BACKOFF_MAX)
+    agents.change_provision(
+        connection, row, release_attempts=tries, error=error, release_next_at=now(connection) + int(pause * SECOND)
+    )
+
+
+def _settle_ending(connection: Connection, ending: Ending, wake: Wake) -> None:
+    provision = agents.provision(connection, ending.agent_id)
+    never_registered = provision is not None and provision.state is ProvisionState.REQUESTED
+    if agents.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
+        assert provision is not None
+        note_failure(connection, provision.pool, f"the agent ended before it registered: {ending.detail}")
+    agent = agents.get(connection, ending.agent_id)
+    if agent is None or agent.assignment is None or agent.assigned_attempt is None:
+        return
+    row = jobs.attempt(connection, agent.assignment, agent.assigned_attempt)
+    if row is not None and row.state not in ATTEMPT.terminal:
+        settle.lose(
+            connection, row, Reason.INSTANCE_LOST, ending.detail or "the instance ended", wake, instance_gone=True
+        )

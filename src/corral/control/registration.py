@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ``hello`` in one transaction: who is it, may it come in, and what becomes of each job it holds."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from corral.control import settle
+from corral.control.settle import Wake
+from corral.model.errors import Conflict
+from corral.model.ids import AgentId, JobId, RunId
+from corral.model.labels import Labels
+from corral.model.records import Agent, Attempt, Provision
+from corral.model.spec import Reason
+from corral.model.states import ATTEMPT, AgentState, AttemptState, ProvisionEvent, ProvisionState
+from corral.store.repo import agents, jobs
+from corral.store.repo.installation import now
+from corral.wire.messages import PROTOCOL, Action, HeldJob, HeldState, Hello, RefusedCode
+
+CLAIM_MARGIN = 60 * 1_000_000
+"""Microseconds that redeeming leaves an agent at least to finish registering."""
+IN_USE_RETRY = 5.0
+CLAIM_MEMORY = 3600 * 1_000_000
+"""Microseconds for which the redeemer of an ended claim is told how it ended."""
+
+
+def digest(credential: str) -> str:
+    """What is stored of a credential."""
+    return hashlib.sha256(credential.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turned:
+    """Refused. ``verified``: the credential was right, so no limiter counts it."""
+
+    code: RefusedCode
+    message: str
+    retry_after: float = 0.0
+    verified: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldAnswer:
+    job_id: JobId
+    run_id: RunId
+    attempt: int
+    action: Action
+    sequence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    agent_id: AgentId
+    session: int
+    labels: Labels
+    pool: str
+    single_use: bool
+    bound: JobId | None
+    releasing: bool
+    cordoned: bool
+    assignment: tuple[JobId, int] | None
+    answers: tuple[HeldAnswer, ...]
+    wake: Wake = field(default_factory=Wake)
+
+
+def register(connection: Connection, hello: Hello, coordinator_id: str) -> Registered | Turned:
+    """:raises Conflict: the rows changed meanwhile; run it again."""
+    agent_id = AgentId(hello.agent_id)
+    if hello.protocol != PROTOCOL:
+        message = f"this coordinator speaks protocol {PROTOCOL}, the agent {hello.protocol}: use matching releases"
+        return Turned(code=RefusedCode.PROTOCOL, message=message)
+    agent = agents.get(connection, agent_id)
+    if agent is None:
+        return Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+    provision = agents.provision(connection, agent_id)
+    if agent.key_digest is None or agent.key_digest != digest(hello.key):
+        turned = _redeem(connection, hello, agent, provision)
+        if turned is not None:
+            return turned
+    agents.knock(connection, agent_id)
+    turned = _gone(connection, agent, provision)
+    if turned is not None:
+        return turned
+    if agent.state is AgentState.ONLINE and agent.boot_id != hello.boot_id:
+        message = "another process is connected as this agent; it must end first"
+        return Turned(code=RefusedCode.IN_USE, message=message, retry_after=IN_USE_RETRY, verified=True)
+    return _welcome(connection, hello, agent_id, provision, coordinator_id)
+
+
+# --- who is it ---------------------------------------------------------------------------------------------
+
+
+def _redeem(connection: Connection, hello: Hello, agent: Agent, provision: Provision | None) -> Turned | None:
+    """Bind the key by the claim, once; None: it is bound."""
+    unknown = Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+    if not hello.claim_code:
+        return unknown
+    claim = digest(hello.claim_code)
+    owner = agents.claim_owner(connection, claim)
+    if owner is None or owner[0] != agent.id or provision is None:
+        return unknown
+    if provision.state is not ProvisionState.REQUESTED:
+        return _ended_claim(connection, provision, spent=owner[1] is not None)
+    if not agents.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
+        return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
+    return None
+
+
+def _ended_claim(connection: Connection, provision: Provision, *, spent: bool) -> Turned:
+    ended = provision.released_at or provision.adopted_at or provision.requested_at
+    if now(connection) - ended > CLAIM_MEMORY:
+        return Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+    if provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
+        agents.knock(connection, provision.agent_id)
+    if spent:
+        return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
+    return Turned(code=RefusedCode.EXPIRED, message="this claim has expired: its instance is not wanted any more")
+
+
+def _gone(connection: Connection, agent: Agent, provision: Provision | None) -> Turned | None:
+    """An instance accounted as gone that knocks exists after all: it goes back to being destroyed."""
+    if provision is not None and provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
+        agents.advance_provision(connection, provision, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
+        message = "this instance is not wanted any more and is being destroyed"
+        return Turned(code=RefusedCode.GONE, message=message, verified=True)
+    if agent.state is AgentState.ENDED:
+        return Turned(code=RefusedCode.REVOKED, message="this agent's credential was revoked", verified=True)
+    return None
+
+
+# --- what becomes of it ------------------------------------------------------------------------------------
+
+
+def _welcome(
+    connection: Connection, hello: Hello, agent_id: AgentId, provision: Provision | None, coordinator_id: str
+) -> Registered:
+    agent = agents.get(connection, agent_id)
+    assert agent is not None
+    labels = (provision.labels if provision else _own(agent.labels)) | _fact_labels(hello)
+    session = agents.register(
+        connection,
+        agent,
+        coordinator_id=coordinator_id,
+        boot_id=hello.boot_id,
+        facts=hello.facts,
+        labels=labels,
+    )
+    if session is None:
+        raise Conflict("the agent's row changed while it registered")
+    releasing = provision is not None and provision.state is ProvisionState.RELEASING
+    if provision is not None and provision.state is ProvisionState.REQUESTED:
+        _activate(connection, provision, coordinator_id)
+    wake = Wake(queue=True)
+    answers = tuple(_answer(connection, agent, held, wake) for held in hello.jobs)
+    _settle_missing(connection, agent, hello, wake)
+    after = agents.get(connection, agent_id)
+    assert after is not None
+    assignment = None
+    if after.assignment is not None and after.assigned_attempt is not None:
+        assignment = (after.assignment, after.assigned_attempt)
+    return Registered(
+        agent_id=agent_id,
+        session=session,
+        labels=labels,
+        pool=agent.pool,
+        single_use=agent.kind == "provisioned",
+        bound=provision.job_id if provision else None,
+        releasing=releasing,
+        cordoned=after.cordon_reason is not None,
+        assignment=assignment,
+        answers=answers,
+        wake=wake,
+    )
+
+
+def _activate(connection: Connection, provision: Provision, coordinator_id: str) -> None:
+    moment = now(connection)
+    deadline = max(provision.deadline_at or 0, moment + CLAIM_MARGIN)
+    moved = agents.advance_provision(
+        connection,
+        provision,
+        ProvisionEvent.REGISTERED,
+        adopted_by=coordinator_id,
+        adopted_at=moment,
+        deadline_at=deadline,
+    )
+    if not moved:
+        raise Conflict("the provision's row changed while its agent registered")
+    agents.pool_succeeded(connection, provision.pool)
+
+
+def _own(stored: Labels) -> Labels:
+    """A static agent's own labels, without those of its facts at an earlier registration."""
+    return frozenset(label for label in stored if not label.startswith(("corral:os:", "corral:arch:", "corral:host:")))
+
+
+def _fact_labels(hello: Hello) -> Labels:
+    facts = hello.facts
+    named = {"corral:os:": facts.os, "corral:arch:": facts.arch, "corral:host:": facts.host}
+    return frozenset((prefix + value).lower() for prefix, value in named.items() if value)
+
+
+def _answer(connection: Connection, agent: Agent, held: HeldJob, wake: Wake) -> HeldAnswer:
+    job_id = JobId(held.job_id)
+    row = jobs.attempt(connection, job_id, held.attempt)
+    run_id = jobs.run_of(connection, job_id)
+    if row is None or row.agent_id != agent.id or run_id is None:
+        return HeldAnswer(job_id=job_id, run_id=RunId(""), attempt=held.attempt, action=Action.STOP, sequence=0)
+    return HeldAnswer(
+        job_id=job_id,
+        run_id=run_id,
+        attempt=held.attempt,
+        action=_action(connection, row, held, wake),
+        sequence=row.sequence,
+    )
+
+
+def _action(connection: Connection, row: Attempt, held: HeldJob, wake: Wake) -> Action:
+    if row.state is AttemptState.OFFERED:
+        # The accept was never committed, so no start was: another agent may be asked, this one drops it.
+        settle.withdraw(connection, row, "the accept did not arrive", wake, counts=False)
+        return Action.STOP
+    if row.state in ATTEMPT.terminal:
+        return Action.STOP
+    return Action.START if held.state is HeldState.ACCEPTED else Action.CONTINUE
+
+
+def _settle_missing(connection: Connection, agent: Agent, hello: Hello, wake: Wake) -> None:
+    """A job assigned to this agent that it does not hold."""
+    if agent.assignment is None or agent.assigned_attempt is None:
+        return
+    if any(h.job_id == agent.assignment and h.attempt == agent.assigned_attempt for h in hello.jobs):
+        return
+    row = jobs.attempt(connection, agent.assignment, agent.assigned_attempt)
+    if row is None or row.state in ATTEMPT.terminal:
+        agents.unassign(connection, agent.id, job_id=agent.assignment, attempt=agent.assigned_attempt)
+    elif row.began_at is None and row.boot_id == hello.boot_id:
+        settle.withdraw(connection, row, "the start did not arrive", wake, counts=False)
+    else:
+        detail = "the agent came back as another process" if row.boot_id != hello.boot_id else "the agent dropped it"
+        settle.lose(connection, row, Reason.AGENT_LOST, detail, wake, instance_gone=True)

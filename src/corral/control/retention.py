@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ended runs are removed, oldest first, until both bounds hold: their rows, their logs, and sources nobody needs."""
+
+from __future__ import annotations
+
+from corral.model.ids import RunId, SourceHash
+from corral.model.views import Clean, Cleaned
+from corral.store.interface import Database, LogStore, SourceStore
+from corral.store.repo import runs
+
+BATCH = 100
+"""Runs deleted in one transaction: long deletes would hold up the writer."""
+
+
+async def clean(database: Database, logs: LogStore, sources: SourceStore, how: Clean) -> Cleaned:
+    """Remove what exceeds ``how``. A run that has not ended is never touched."""
+    ended = await database.read(runs.ended_oldest_first)
+    usage = await logs.usage()
+    doomed = _doomed(ended, usage, await sources.list(), how)
+    freed = 0
+    for start in range(0, len(doomed), BATCH):
+        batch = doomed[start : start + BATCH]
+        await _forget(database, batch)
+        for run_id in batch:
+            freed += await logs.delete_run(run_id)
+    freed += await _orphaned_logs(database, logs, usage)
+    freed += await _unused_sources(database, sources)
+    return Cleaned(runs=len(doomed), bytes=freed)
+
+
+async def _forget(database: Database, batch: tuple[RunId, ...]) -> None:
+    await database.write(lambda c: runs.forget(c, batch))
+
+
+def _doomed(
+    ended: tuple[tuple[RunId, str | None], ...],
+    usage: dict[RunId, int],
+    sources: dict[SourceHash, int],
+    how: Clean,
+) -> tuple[RunId, ...]:
+    """The oldest, as many as it takes. A source counts with the newest run that uses it."""
+    kept_bytes = 0
+    counted: set[str] = set()
+    for index, (run_id, source) in enumerate(reversed(ended)):
+        size = usage.get(run_id, 0)
+        if source is not None and source not in counted:
+            counted.add(source)
+            size += sources.get(SourceHash(source), 0)
+        kept_bytes += size
+        if index >= how.keep_runs or kept_bytes > how.keep_bytes:
+            return tuple(run for run, _ in ended[: len(ended) - index])
+    return ()
+
+
+async def _orphaned_logs(database: Database, logs: LogStore, usage: dict[RunId, int]) -> int:
+    """Logs whose run is not there any more: a removal that was interrupted after its rows."""
+    freed = 0
+    for run_id in usage:
+        if await database.read(lambda c, run_id=run_id: runs.get(c, run_id) is None):  # type: ignore[misc]
+            freed += await logs.delete_run(run_id)
+    return freed
+
+
+async def _unused_sources(database: Database, sources: SourceStore) -> int:
+    """Listed first, read after: an archive uploaded in between is not in the list."""
+    listed = await sources.list()
+    used = await database.read(runs.sources_in_use)
+    freed = 0
+    for hash, size in listed.items():
+        if hash not in used:
+            await sources.delete(hash)
+            freed += size
+    return freed

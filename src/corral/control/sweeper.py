@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only time brings about: deadlines of jobs and runs, agents silent for too long, rows to forget; and the
+repair of whatever a lost wake-up left standing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from corral.control import bell, settle
+from corral.control.bell import Bell
+from corral.control.sessions import Sessions, ring, tell_withdrawn
+from corral.control.settle import CANCEL_GRACE, SECOND, Wake
+from corral.model.ids import JobId, RunId
+from corral.model.records import Job
+from corral.model.spec import Reason
+from corral.model.states import ATTEMPT, AgentState, JobEvent, JobState
+from corral.runtime.clock import Clock
+from corral.runtime.service import Service
+from corral.store.interface import Database
+from corral.store.repo import agents, jobs, runs
+from corral.store.repo.installation import now
+from corral.wire.messages import Cancel
+
+log = logging.getLogger(__name__)
+
+REPAIR_EVERY = 60.0
+"""Seconds between looks at every live run."""
+GONE_RETENTION = 24 * 3600 * SECOND
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweeperSettings:
+    """Seconds."""
+
+    lost_after: float = 120.0
+    queue_timeout: float = 24 * 3600.0
+
+
+class Sweeper(Service):
+    name = "sweeper"
+    interval = 1.0
+
+    def __init__(
+        self, clock: Clock, database: Database, sessions: Sessions, bell_: Bell, settings: SweeperSettings
+    ) -> None:
+        super().__init__(clock)
+        self._database = database
+        self._sessions = sessions
+        self._bell = bell_
+        self._settings = settings
+        self._repaired = -REPAIR_EVERY
+        self._listening_since: int | None = None
+        bell_.listen(bell.STOPS, self.wake)
+
+    async def run_once(self) -> None:
+        found = await self._database.read(self._look)
+        if found.anything:
+            wake = Wake()
+            await self._database.write(lambda c: self._settle(c, found, wake))
+            tell_withdrawn(self._sessions, wake)
+            ring(self._bell, wake)
+        await self._tell_stops()
+        await self._repair()
+
+    # --- deadlines and silence ---
+
+    def _look(self, connection: Connection) -> Found:
+        moment = now(connection)
+        if self._listening_since is None:
+            # An agent could not have been heard before this coordinator began to listen.
+            self._listening_since = moment
+        late = jobs.overdue(connection, queue_timeout=int(self._settings.queue_timeout * SECOND))
+        limit = moment - int(self._settings.lost_after * SECOND)
+        silent = agents.silent_with_job(connection, limit) if self._listening_since <= limit else ()
+        return Found(late=late, silent=silent, runs=runs.overdue(connection))
+
+    def _settle(self, connection: Connection, found: Found, wake: Wake) -> None:
+        for run_id in found.runs:
+            run = runs.get(connection, run_id)
+            if run is not None:
+                settle.cancel_run(connection, run, force=False, reason=Reason.RUN_TIMEOUT, wake=wake)
+        for job in found.late:
+            current = jobs.get(connection, job.id)
+            if current is not None and current.state is job.state:
+                _overdue(connection, current, wake)
+        for job_id in found.silent:
+            _silent(connection, job_id, wake)
+
+    # --- stopping what runs ---
+
+    async def _tell_stops(self) -> None:
+        """Every job in ``cancelling`` whose agent is here is told, once; a lost message is repeated on reconnect."""
+        for job, force in await self._database.read(_cancelling):
+            session = self._sessions.get(job.agent_id) if job.agent_id is not None else None
+            if session is not None:
+                reason = Reason(job.reason) if job.reason else Reason.CANCELLED
+                session.stop_job(
+                    job.id,
+                    job.attempt,
+                    Cancel(job_id=job.id, attempt=job.attempt, reason=reason, grace=CANCEL_GRACE, force=force),
+                )
+
+    # --- repair ---
+
+    async def _repair(self) -> None:
+        """Plan every live run again: normally nothing follows, and nothing is written."""
+        if self.clock.monotonic() - self._repaired < REPAIR_EVERY:
+            return
+        self._repaired = self.clock.monotonic()
+        for run_id in await self._database.read(runs.live):
+            await self._continue(run_id)
+        await self._database.write(lambda c: agents.purge_gone(c, GONE_RETENTION))
+
+    async def _continue(self, run_id: RunId) -> None:
+        wake = Wake()
+        await self._database.write(lambda c: settle.continue_run(c, run_id, wake))
+        tell_withdrawn(self._sessions, wake)
+        ring(self._bell, wake)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    late: tuple[Job, ...]
+    silent: tuple[JobId, ...]
+    runs: tuple[RunId, ...]
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.late or self.silent or self.runs)
+
+
+def _overdue(connection: Connection, job: Job, wake: Wake) -> None:
+    match job.state:
+        case JobState.CANCELLING:
+            settle.give_up_cancelling(connection, job, wake)
+        case JobState.QUEUED:
+            settle.end_job(
+                connection, job, JobEvent.FAIL, wake, reason=Reason.QUEUE_TIMEOUT, detail="no agent took it in time"
+            )
+        case JobState.RUNNING:
+            # The agent enforces the job's timeout; one that does not is told, and then left behind.
+            limit = now(connection) + int((CANCEL_GRACE + settle.CANCEL_MARGIN) * SECOND)
+            jobs.advance(connection, job, JobEvent.CANCEL, reason=Reason.JOB_TIMEOUT, cancel_deadline_at=limit)
+            wake.stops = True
+        case _:
+            pass
+
+
+def _silent(connection: Connection, job_id: JobId, wake: Wake) -> None:
+    """Read again inside the transaction: the agent may have come back."""
+    job = jobs.get(connection, job_id)
+    agent = agents.get(connection, job.agent_id) if job is not None and job.agent_id is not None else None
+    if job is None or agent is None or agent.state is not AgentState.OFFLINE or agent.assignment != job_id:
+        return
+    row = jobs.attempt(connection, job_id, job.attempt)
+    if row is not None and row.state not in ATTEMPT.terminal:
+        detail = f"agent {agent.id} was not heard for too long"
+        settle.lose(connection, row, Reason.AGENT_LOST, detail, wake, instance_gone=False)
+
+
+def _cancelling(connection: Connection) -> list[tuple[Job, bool]]:
+    found = []
+    for job in jobs.in_state(connection, JobState.CANCELLING):
+        run = runs.get(connection, job.run_id)
+        found.append((job, run is not None and run.cancel_force))
+    return found

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as frozen values: what repositories return and decisions read. Moments are microseconds (database time)."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from corral.model.ids import AgentId, JobId, RunId
+from corral.model.labels import Labels
+from corral.model.spec import JobSpec, NeedSpec, Scalar
+from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+
+    id: RunId
+    project: str
+    workflow: str
+    title: str
+    state: RunState
+    reason: str
+    detail: str
+    lock_hash: str
+    source_hash: str | None
+    source_size: int | None
+    workflow_env: dict[str, str]
+    env: dict[str, str]
+    event: dict[str, str]
+    job_filter: tuple[str, ...]
+    original: str
+    cancel_requested_at: int | None
+    cancel_force: bool
+    cancel_reason: str
+    log_incomplete: bool
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    deadline_at: int | None
+    jobs_total: int
+    jobs_finished: int
+    version: int
+
+
+class ListedJob(Struct, frozen=True, kw_only=True):
+    """A job without its specification: what lists show. ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
+    ``offers``: offers since it was last queued that nobody took."""
+
+    id: JobId
+    run_id: RunId
+    ordinal: int
+    name: str
+    base: str
+    state: JobState
+    reason: str
+    detail: str
+    matrix: dict[str, Scalar]
+    needs: tuple[NeedSpec, ...]
+    labels: Labels
+    excludes: Labels
+    attempt: int
+    tries: int
+    offers: int
+    creates: int
+    agent_id: AgentId | None
+    outputs: dict[str, str]
+    created_at: int
+    queued_at: int | None
+    ready_at: int | None
+    started_at: int | None
+    finished_at: int | None
+    deadline_at: int | None
+    cancel_deadline_at: int | None
+    cancel_sent_force: bool
+    unroutable_since: int | None
+    version: int
+
+
+class Job(ListedJob, frozen=True, kw_only=True):
+    spec: JobSpec
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    job_id: JobId
+    number: int
+    agent_id: AgentId
+    state: AttemptState
+    reason: str
+    detail: str
+    sequence: int
+    boot_id: str
+    offered_at: int
+    offer_deadline_at: int
+    started_at: int | None
+    began_at: int | None
+    finished_at: int | None
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    job_id: JobId
+    attempt: int
+    number: int
+    state: StepState
+    reason: str
+    detail: str
+    exit_code: int | None
+    signal: int | None
+    tries: int
+    outputs: dict[str, str]
+    log_size: int | None
+    log_digest: str
+    log_missing: int
+    started_at: int | None
+    finished_at: int | None
+
+
+class Agent(Struct, frozen=True, kw_only=True):
+    """``kind``: ``provisioned`` (a backend made its instance) or ``static`` (a token). ``cordon_reason`` None:
+    not cordoned. ``session`` rises at every registration."""
+
+    id: AgentId
+    project: str
+    pool: str
+    kind: str
+    state: AgentState
+    labels: Labels
+    key_digest: str | None
+    boot_id: str
+    session: int
+    coordinator_id: str | None
+    assignment: JobId | None
+    assigned_attempt: int | None
+    ever_assigned: bool
+    cordon_reason: str | None
+    missed_acks: int
+    created_at: int
+    knocked_at: int | None
+    connected_at: int | None
+    disconnected_at: int | None
+    idle_since: int | None
+    ended_at: int | None
+    version: int
+
+
+class Provision(Struct, frozen=True, kw_only=True):
+    """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself."""
+
+    agent_id: AgentId
+    pool: str
+    backend: str
+    host_id: str | None
+    state: ProvisionState
+    labels: Labels
+    cause: str
+    job_id: JobId | None
+    run_id: RunId | None
+    cpu: float | None
+    memory: int | None
+    owner_id: str | None
+    adopted_by: str | None
+    adopted_at: int | None
+    provider_id: str
+    requested_at: int
+    sent_at: int | None
+    created_at: int | None
+    deadline_at: int | None
+    config_acked_at: int | None
+    failed_at: int | None
+    ended_at: int | None
+    error: str
+    release_reason: str
+    released_at: int | None
+    release_attempts: int
+    release_next_at: int | None
+    gone_at: int | None
+    version: int
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    id: str
+    project: str
+    name: str
+    role: str
+    prefix: str
+    agent_id: AgentId | None
+    created_at: int
+    last_used_at: int | None
+    revoked_at: int | None
+
+
+class PoolHealth(Struct, frozen=True, kw_only=True):
+    """``failures``: in a row since the last success."""
+
+    pool: str
+    failures: int
+    backoff_began_at: int | None
+    backoff_until: int | None
+    last_error: str

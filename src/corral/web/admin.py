@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server itself, agents, pools, tokens, health."""
+
+from __future__ import annotations
+
+import re
+
+from litestar.types import ASGIApp
+from msgspec import Struct
+
+from corral.control.api import Role
+from corral.model.errors import NotFound
+from corral.model.ids import TokenId
+from corral.model.views import AgentView, CreatedToken, NewToken, PoolView, ServerView, TokenView
+from corral.web.health import ReadyView, check
+from corral.web.operations import Answer, Call, operation
+from corral.web.responses import json_answer
+
+
+class AliveView(Struct, frozen=True, kw_only=True):
+    alive: bool
+
+
+@operation(
+    "GET",
+    "/healthz",
+    role=None,
+    answers=(Answer(status=200, description="The process answers.", body=AliveView),),
+    tag="health",
+)
+async def healthz(call: Call) -> ASGIApp:
+    """Say that the process lives; asks nothing of the database."""
+    return json_answer(AliveView(alive=True))
+
+
+@operation(
+    "GET",
+    "/readyz",
+    role=None,
+    answers=(Answer(status=200, description="Every part works.", body=ReadyView),),
+    errors=(503,),
+    tag="health",
+)
+async def readyz(call: Call) -> ASGIApp:
+    """Say whether the server can do its work; 503 names what does not."""
+    return json_answer(await check(call.api, call.stopping))
+
+
+@operation(
+    "GET",
+    "/api/v1/server",
+    answers=(Answer(status=200, description="Who answers.", body=ServerView),),
+    tag="server",
+)
+async def get_server(call: Call) -> ASGIApp:
+    """Show version and identity of the server."""
+    return json_answer(await call.api.server())
+
+
+@operation(
+    "GET",
+    "/api/v1/agents",
+    answers=(Answer(status=200, description="Newest first.", body=tuple[AgentView, ...]),),
+    tag="agents",
+)
+async def list_agents(call: Call) -> ASGIApp:
+    """List the agents whose instance is not gone."""
+    return json_answer(await call.api.agents())
+
+
+@operation(
+    "GET",
+    "/api/v1/pools",
+    answers=(Answer(status=200, description="In order of the configuration.", body=tuple[PoolView, ...]),),
+    tag="pools",
+)
+async def list_pools(call: Call) -> ASGIApp:
+    """List the pools with what they hold and what stops them."""
+    return json_answer(await call.api.pools())
+
+
+@operation(
+    "GET",
+    "/api/v1/tokens",
+    role=Role.ADMIN,
+    answers=(Answer(status=200, description="Without the tokens themselves.", body=tuple[TokenView, ...]),),
+    tag="tokens",
+)
+async def list_tokens(call: Call) -> ASGIApp:
+    """List the API tokens."""
+    return json_answer(await call.api.tokens())
+
+
+@operation(
+    "POST",
+    "/api/v1/tokens",
+    role=Role.ADMIN,
+    body=NewToken,
+    answers=(Answer(status=201, description="The only time that the token is shown.", body=CreatedToken),),
+    errors=(409,),
+    tag="tokens",
+)
+async def create_token(call: Call) -> ASGIApp:
+    """Make an API token."""
+    return json_answer(await call.api.create_token(await call.body(NewToken)), 201)
+
+
+@operation(
+    "DELETE",
+    "/api/v1/tokens/{token_id}",
+    role=Role.ADMIN,
+    answers=(Answer(status=200, description="The token as it is now.", body=TokenView),),
+    errors=(404, 409),
+    tag="tokens",
+)
+async def revoke_token(call: Call) -> ASGIApp:
+    """Revoke an API token, for good."""
+    value = call.params["token_id"]
+    if not re.fullmatch(r"[a-z0-9_-]{1,64}", value):
+        raise NotFound("no token has such an id")
+    return json_answer(await call.api.revoke_token(TokenId(value)))

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks, and whether they may."""
+
+from __future__ import annotations
+
+from corral.control.api import Api, Principal, Role
+from corral.model.errors import Forbidden, Unauthenticated
+
+_RANK = {role: rank for rank, role in enumerate(Role)}
+_TOKEN_LIMIT = 512
+"""Characters of a token worth looking up; ours have fewer than 100."""
+
+
+def bearer(header: str) -> str:
+    """The token of an ``Authorization`` header, empty where it is of another form."""
+    scheme, _, token = header.partition(" ")
+    token = token.strip()
+    fits = scheme.lower() == "bearer" and len(token) <= _TOKEN_LIMIT and token.isascii() and token.isprintable()
+    return token if fits else ""
+
+
+async def authorize(api: Api, header: str, role: Role, local: Principal | None) -> Principal:
+    """Who the caller is. ``local``: who callers of this very process are when they send no token.
+
+    :raises Unauthenticated: no token, or an unknown one.
+    :raises Forbidden: its role does not include ``role``.
+    """
+    principal = local if local is not None and not header else await _by_token(api, header)
+    if _RANK[principal.role] < _RANK[role]:
+        raise Forbidden(f"token {principal.name!r} is a {principal.role}; this needs {role}")
+    return principal
+
+
+async def _by_token(api: Api, header: str) -> Principal:
+    token = bearer(header)
+    if not token:
+        raise Unauthenticated("send a token: 'Authorization: Bearer TOKEN' (corral login saves one)")
+    return await api.authenticate(token)
