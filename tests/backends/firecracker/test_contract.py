@@ -115,9 +115,7 @@ def test_every_operation_of_the_document_has_its_call() -> None:
 
 
 @each_call
-def test_every_field_of_every_request_is_sent_and_of_every_answer_is_read(
-    tmp_path: Path, key: tuple[str, str]
-) -> None:
+def test_every_field_of_every_request_is_sent_and_of_every_answer_is_read(tmp_path: Path, key: tuple[str, str]) -> None:
     schema, answer = contract.body_schema(*key), contract.answer_schema(*key)
     sent = None if schema is None else contract.full(schema)
     if sent is not None and "{" in key[1]:
