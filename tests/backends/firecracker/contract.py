@@ -55,10 +55,7 @@ def _mend(schema: dict[str, Any]) -> None:
 def operations() -> list[tuple[str, str]]:
     """``(method, path template)`` of all there are."""
     return [
-        (method.upper(), path)
-        for path, item in description()["paths"].items()
-        for method in METHODS
-        if method in item
+        (method.upper(), path) for path, item in description()["paths"].items() for method in METHODS if method in item
     ]
 
 
@@ -149,9 +146,7 @@ class Contract:
         schema = body_schema(method, template)
         if schema is None:
             return [] if value is None else ["a body where none belongs"]
-        required = any(
-            p.get("required") for p in operation(method, template)["parameters"] if p["in"] == "body"
-        )
+        required = any(p.get("required") for p in operation(method, template)["parameters"] if p["in"] == "body")
         if value is None:
             return ["the body is missing"] if required else []
         wrong = faults(value, schema)

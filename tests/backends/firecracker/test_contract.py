@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,9 +115,7 @@ def test_every_operation_of_the_document_has_its_call() -> None:
 
 
 @each_call
-def test_every_field_of_every_request_is_sent_and_of_every_answer_is_read(
-    tmp_path: Path, key: tuple[str, str]
-) -> None:
+def test_every_field_of_every_request_is_sent_and_of_every_answer_is_read(tmp_path: Path, key: tuple[str, str]) -> None:
     schema, answer = contract.body_schema(*key), contract.answer_schema(*key)
     sent = None if schema is None else contract.full(schema)
     if sent is not None and "{" in key[1]:
@@ -234,16 +232,45 @@ def test_a_request_by_hand_is_what_was_typed(tmp_path: Path) -> None:
 # -- the real one -------------------------------------------------------------------------------------
 
 
-def test_a_real_firecracker_understands_us(tmp_path: Path) -> None:
+@contextmanager
+def real_firecracker(path: Path) -> Iterator[None]:
+    """One of its own on ``path``; skips where there is none."""
     program = shutil.which("firecracker")
     if program is None:
         pytest.skip("no firecracker on PATH; the contract server stands for its description only")
-    path = tmp_path / "fc.sock"
     with subprocess.Popen([program, "--api-sock", str(path), "--id", "corral-test"]) as process:
         try:
-            asyncio.run(_talk_to_the_real_one(path))
+            yield
         finally:
             process.terminate()
+
+
+@each_call
+def test_a_real_firecracker_answers_every_call_as_described(tmp_path: Path, key: tuple[str, str]) -> None:
+    """Done, or refused with a reason: anything else would be our misunderstanding."""
+    if shutil.which("firecracker") is None:
+        pytest.skip("no firecracker on PATH; the contract server stands for its description only")
+    schema = contract.body_schema(*key)
+    body = None if schema is None else contract.full(schema)
+    if body is not None and "{" in key[1]:
+        body[key[1].split("{")[1].rstrip("}")] = "disk-1"
+
+    async def talk(path: Path) -> None:
+        async with FirecrackerApi(path) as api:
+            assert await api.wait_for_socket()
+            try:
+                await CALLS[key](api, body)
+            except FirecrackerRefused as refusal:
+                assert refusal.status_code is None or "fault_message" in refusal.body
+
+    with real_firecracker(tmp_path / "fc.sock"):
+        asyncio.run(talk(tmp_path / "fc.sock"))
+
+
+def test_a_real_firecracker_understands_us(tmp_path: Path) -> None:
+    path = tmp_path / "fc.sock"
+    with real_firecracker(path):
+        asyncio.run(_talk_to_the_real_one(path))
 
 
 async def _talk_to_the_real_one(path: Path) -> None:

@@ -47,9 +47,7 @@ class Caller:
             self._connection.abort()
             self._connection = None
 
-    async def call(
-        self, method: str, path: str, body: bytes | None, *, deadline: float, confidential: bool
-    ) -> bytes:
+    async def call(self, method: str, path: str, body: bytes | None, *, deadline: float, confidential: bool) -> bytes:
         """The body of a 2xx answer.
 
         :param deadline: seconds for everything: waiting for the calls before, connecting, answering.
@@ -103,9 +101,7 @@ def _body_of(answer: Answer, method: str, path: str, *, sent: bytes | None, conf
     if sent is not None and secrecy.repeats(text, sent):
         text = secrecy.WITHHELD
     kind = FirecrackerRefused if answer.status < 500 else FirecrackerApiError
-    raise kind(
-        f"{method} {path} was answered with {answer.status}: {_fault(text)}", path, answer.status, text
-    )
+    raise kind(f"{method} {path} was answered with {answer.status}: {_fault(text)}", path, answer.status, text)
 
 
 def _text(body: bytes) -> str:

@@ -40,6 +40,9 @@ class FileId:
     device: int
     inode: int
 
+    def is_of(self, status: os.stat_result) -> bool:
+        return status.st_ino == self.inode and status.st_dev == self.device
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -74,6 +77,8 @@ class Place:
     def status(self) -> os.stat_result | None:
         """What stands at the path now, links not followed; ``None`` where nothing does."""
         try:
+            if self.beneath is None:
+                return os.stat(self.path, follow_symlinks=False)  # noqa: PTH116 - a Path costs more than the call
             with self.parent() as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:

@@ -36,18 +36,14 @@ def api(
     path: Annotated[str, typer.Argument(help="The request's path, like /vm/config.")] = "/",
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", "-d", help="The body: JSON, @FILE, or - for standard input (keeps secrets out of ps)."
-        ),
+        typer.Option("--data", "-d", help="The body: JSON, @FILE, or - for standard input (keeps secrets out of ps)."),
     ] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds for the whole call.")] = 5.0,
     long_path: Annotated[
         bool,
         typer.Option("--long-path", help="Connect even where the socket's path is longer than 107 bytes."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One line of JSON, null where there is no body.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, null where there is no body.")] = False,
 ) -> None:
     """Send one request and print the answer's JSON; nothing where the answer has no body."""
     from corral.backends.firecracker.errors import FirecrackerApiError
@@ -66,9 +62,7 @@ def api(
         typer.echo(json.dumps(answer, ensure_ascii=False, indent=2))
 
 
-async def _request(
-    socket: Path, method: str, path: str, body: object, deadline: float, long_path: bool
-) -> object:
+async def _request(socket: Path, method: str, path: str, body: object, deadline: float, long_path: bool) -> object:
     from corral.backends.firecracker.api import FirecrackerApi
 
     async with FirecrackerApi(socket, long_path=long_path) as client:
