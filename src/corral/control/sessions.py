@@ -342,7 +342,9 @@ class Session:
             beat = self._protocol.heartbeat_due(now)
             if beat is not None:
                 self.send(beat)
-            await self._s.clock.sleep(max(0.05, self._protocol.next_deadline() - now))
+            # Never past a heartbeat: registering makes the next deadline an earlier one than that of the hello.
+            longest = self._s.settings.heartbeat_interval
+            await self._s.clock.sleep(min(longest, max(0.05, self._protocol.next_deadline() - now)))
 
     async def _read(self) -> None:
         while True:
