@@ -71,10 +71,10 @@ class SocketLink:
         frame: Any = {"type": "websocket.close", "code": code, "reason": fit_reason(reason)}
         try:
             await asyncio.wait_for(self._send(frame), CLOSE_PATIENCE)
-        except (OSError, RuntimeError):
-            return
         except TimeoutError:
             self._cut()
+        except (OSError, RuntimeError):
+            return
 
     def _cut(self) -> None:
         """The other side reads nothing, so it will not answer the close either: end the reading from here."""
