@@ -58,6 +58,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.messages: list[FromAgent] = []
         self.logs: dict[tuple[str, int, int], bytearray] = {}
+        self._ends: dict[str, JobFinished] = {}
         self.sources: dict[str, bytes] = {}
         self.source_requests: list[Headers] = []
         self.connection: ServerConnection | None = None
@@ -130,8 +131,8 @@ class Coordinator:
             case Log():
                 await self._store(connection, message)
             case JobFinished():
-                if self.ack_finished:
-                    await self._acknowledge_end(connection, message)
+                self._ends[message.job_id] = message
+                await self._maybe_end(connection, message.job_id)
             case _:
                 pass
 
@@ -180,14 +181,11 @@ class Coordinator:
             )
         await self._maybe_end(connection, log.job_id)
 
-    async def _acknowledge_end(self, connection: ServerConnection, end: JobFinished) -> None:
-        await self._maybe_end(connection, end.job_id)
-
     async def _maybe_end(self, connection: ServerConnection, job_id: str) -> None:
-        end = next((m for m in self.messages if isinstance(m, JobFinished) and m.job_id == job_id), None)
+        end = self._ends.get(job_id)
         if end is None or not self.ack_finished:
             return
-        if all(len(self.log(end.job_id, p.step, end.attempt)) >= p.offset for p in end.logs):
+        if all(len(self.logs.get((end.job_id, end.attempt, p.step), b"")) >= p.offset for p in end.logs):
             await connection.send(encode(FinishedAck(job_id=end.job_id, attempt=end.attempt)))
 
     # --- for tests -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -42,12 +43,12 @@ BAD = ".corral/workflows/bad.py"
     ids=["loop", "sleep", "in-a-function", "catches-all", "blocked"],
 )
 def test_time_limit_names_the_line(tmp_path: Path, text: str, line: int) -> None:
-    before = time.monotonic()
-    file, found, message = one_fault(tmp_path, text, timeout=0.7)
-    assert time.monotonic() - before < 5
+    before = time.monotonic()  # 1.5 s also start an interpreter on a machine that is busy with other tests
+    file, found, message = one_fault(tmp_path, text, timeout=1.5)
+    assert time.monotonic() - before < 10
     assert (file, message) == (
         BAD,
-        "loading the workflows took more than 0.7 seconds; it was here at the time limit",
+        "loading the workflows took more than 1.5 seconds; it was here at the time limit",
     )
     assert found in (line, line + 1)
 
@@ -137,8 +138,10 @@ def test_a_child_that_outlives_it_is_killed(tmp_path: Path) -> None:
     )
     assert time.monotonic() - before < 10
     assert len(lock.workflows) == 1
-    for line in pids.read_text().splitlines():
-        assert not _runs(int(line))
+    left = [int(line) for line in pids.read_text().splitlines() if _runs(int(line))]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
 
 
 def _runs(pid: int) -> bool:

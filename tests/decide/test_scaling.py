@@ -99,6 +99,7 @@ def static(agent: str, labels: str) -> Supply:
         offered=Offered(labels=frozenset(labels.split())),
         online=True,
         idle_since=0,
+        static=True,
     )
 
 
@@ -231,7 +232,7 @@ def test_nothing_at_work_is_released(world: World) -> None:
         event(f"released: {release.reason}")
         assert not item.assigned
         assert item.state in UNDER_WAY
-        assert item.pool, "a static agent is nobody's to release"
+        assert not item.static, "a static agent is nobody's to release"
         assert item.ended or item.failed or not item.lost, "a lost agent's instance may still be working"
         if release.reason is ReleaseReason.IDLE and item.cordon is None:
             assert item.online and item.idle_since is not None and NOW - item.idle_since >= 300 * SECOND

@@ -37,7 +37,8 @@ def unpack(archive: BinaryIO, target: Path, *, stopped: Callable[[], bool] = lam
     try:
         with tarfile.open(fileobj=archive, mode="r|gz") as tar:
             _Unpacking(target, stopped).run(tar)
-    except (tarfile.TarError, EOFError, zlib.error, UnicodeError) as error:
+    # Of a truncated header the library says TypeError, ValueError or IndexError.
+    except (tarfile.TarError, EOFError, zlib.error, TypeError, ValueError, LookupError) as error:
         raise BadArchive(f"the source archive is damaged: {error}") from None
 
 

@@ -22,8 +22,8 @@ from corral.model.spec import SourceRef
 ARCHIVE_LIMIT = 1024**3
 """Bytes of an archive."""
 READ = 1024 * 1024
-TIMEOUT = 30.0
-"""Seconds without a byte."""
+TIMEOUT = 10.0
+"""Seconds without a byte; also what a cancelled fetch may still take."""
 PATIENCE = 60.0
 """Seconds over which fetching is tried again while no coordinator can be reached: a restart takes a few."""
 CACHED_ARCHIVES = 8
@@ -115,9 +115,9 @@ class Sources:
             with open(fd, "wb") as file:
                 address = urlsplit(url).path.rstrip("/") + f"/agent/v1/sources/{source.hash}"
                 connection.request("GET", address, headers=self._headers())
-                answer = connection.getresponse()
-                _judge(url, source, answer)
-                _copy(answer, file, source, stop)
+                with connection.getresponse() as answer:
+                    _judge(url, source, answer)
+                    _copy(answer, file, source, stop)
             Path(name).replace(path)
         except (OSError, http.client.HTTPException) as error:
             raise TemporaryError(f"{url}: {error or type(error).__name__}") from None

@@ -227,7 +227,7 @@ class Client:
         with _translated(self.base_url):
             response = await self._http.request(method, f"{self.base_url}/api/v1/{path}", **how)
         if response.status_code >= 400:
-            raise _refusal(response.status_code, response.content, self.base_url, method)
+            raise _refusal(response, self.base_url, method)
         return response
 
     @contextlib.asynccontextmanager
@@ -283,7 +283,10 @@ def _part(value: str) -> str:
 
 
 def _loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
@@ -300,10 +303,20 @@ def _decode(raw: bytes, kind: type[T], url: str) -> T:
         raise NotCorral(f"{url} did not answer as a Corral server of this version; check the URL") from None
 
 
-def _refusal(status: int, body: bytes, url: str, method: str) -> CorralError:
-    if method == "HEAD" and status == 404:
-        return NotFound(f"{url} does not hold it")
-    return error_of(status, body, url)
+def _refusal(response: httpx2.Response, url: str, method: str) -> CorralError:
+    code = response.headers.get("corral-problem", "")
+    if method != "HEAD" or not code:
+        return error_of(response.status_code, response.content, url)
+    retry = response.headers.get("retry-after", "")
+    problem = Problem(
+        type="",
+        title="",
+        status=response.status_code,
+        code=code,
+        detail=f"{url} refused: {code}",
+        retry_after=float(retry) if retry.isdigit() else None,
+    )
+    return error_from(problem)
 
 
 @contextlib.contextmanager

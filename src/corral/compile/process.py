@@ -163,7 +163,10 @@ class _Watch:
         return End.EXITED
 
     def _code(self) -> int | None:
-        """The exit code once it ended. It stays a zombie, so that its process group can still be killed by number."""
+        """The exit code once it ended. It stays a zombie, so that its process group can still be killed by number
+        (but on a macOS whose Python lacks ``waitid``)."""
+        if not hasattr(os, "waitid"):
+            return self._child.poll()
         found = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
@@ -192,10 +195,12 @@ class _Watch:
 
 def _sweep(child: subprocess.Popen[bytes], mark: str) -> None:
     """Kill everything that inherited the mark in its environment, then what is left of the child's group."""
+    killed: set[str] = set()
     for _ in range(_ROUNDS):
-        killed = [entry for entry in _processes() if _kill_marked(int(entry), mark)]
-        if not killed:
+        found = {entry for entry in _processes() if entry not in killed and _kill_marked(int(entry), mark)}
+        if not found:
             break
+        killed |= found
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

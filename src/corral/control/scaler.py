@@ -87,6 +87,7 @@ class Reasons:
 class Scaler(Service):
     name = "scaler"
     interval = 1.0
+    rest = 4.0
 
     def __init__(
         self,
@@ -254,6 +255,7 @@ def _static_supply(agent: Agent) -> Supply:
         assigned=agent.assignment is not None,
         cordon=agent.cordon_reason,
         idle_since=agent.idle_since,
+        static=True,
     )
 
 

@@ -87,6 +87,8 @@ class Supply:
     failed: bool = False
     ended: bool = False
     lost: bool = False
+    static: bool = False
+    """Of no pool: it serves demand, counts for no cap, and is nobody's to release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ def plan(
 
 def _release(item: Supply, pool: Pool | None, now: int) -> ReleaseReason | None:
     """Reasons that need no comparison with demand, in order."""
-    if not item.pool or item.state not in (ProvisionState.REQUESTED, ProvisionState.ACTIVE) or item.assigned:
+    if item.static or item.assigned or item.state not in (ProvisionState.REQUESTED, ProvisionState.ACTIVE):
         return None
     if item.ended:
         return ReleaseReason.INSTANCE_ENDED
@@ -296,7 +298,7 @@ class _Room:
         now: int,
     ) -> _Room:
         """What leaves now holds its slot until it is gone, but is not being created any more."""
-        held = Counter(item.pool for item in supply if item.pool)
+        held = Counter(item.pool for item in supply if not item.static)
         creating = sum(1 for item in supply if _being_created(item) and item.agent_id not in leaving)
         room = cls(
             pool={pool.name: max(0, pool.max_agents - held[pool.name]) for pool in pools},
@@ -353,7 +355,7 @@ def _pool_refuses(pool: Pool, health: PoolHealth | None, now: int) -> Unplaced |
 def _place(item: Demand, pools: Sequence[Pool], caps: Caps, room: _Room) -> Creation | Unplaced:
     candidates = route(item.wanted, pools)
     if not candidates:
-        return _no_pool(item, pools)
+        return no_pool(item.job_id, item.wanted, pools)
     if item.creates >= caps.creates_per_job:
         return Unplaced(
             job_id=item.job_id,
@@ -383,13 +385,14 @@ def _creation(item: Demand, pool: Pool) -> Creation:
     )
 
 
-def _no_pool(item: Demand, pools: Sequence[Pool]) -> Unplaced:
-    near = nearest(item.wanted, pools)
+def no_pool(job_id: JobId, wanted: Wanted, pools: Sequence[Pool]) -> Unplaced:
+    """No pool fits: which comes nearest, and what stands between."""
+    near = nearest(wanted, pools)
     if near is None:
-        return Unplaced(job_id=item.job_id, reason=NotDone.NO_POOL, detail="no pool is configured")
+        return Unplaced(job_id=job_id, reason=NotDone.NO_POOL, detail="no pool is configured")
     pool, difference = near
     return Unplaced(
-        job_id=item.job_id,
+        job_id=job_id,
         reason=NotDone.NO_POOL,
         pool=pool.name,
         detail=f"no pool fits; the nearest is {pool.name}: {difference.sentence(pool.name)}",

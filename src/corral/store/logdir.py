@@ -95,6 +95,16 @@ class LogDirectory:
         self._writer = logwriter.LogWriter(self._from_writer)
         self._closed = False
 
+    @property
+    def queued_bytes(self) -> int:
+        """Accepted and not durable yet."""
+        return self._room.used
+
+    @property
+    def kept_logs(self) -> int:
+        """Logs in memory."""
+        return len(self._logs)
+
     # --- writing -----------------------------------------------------------------------------------------------
 
     async def append(self, key: LogKey, offset: int, data: bytes, time: int) -> int:

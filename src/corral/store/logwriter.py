@@ -360,8 +360,9 @@ def unavailable(error: OSError) -> StoreUnavailable:
 
 def make_directory(path: Path) -> None:
     """Make a run's directory durably. :raises OSError: disk."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        path.mkdir(mode=0o700, parents=True)
+        path.mkdir(mode=0o700)
     except FileExistsError:
         return
     sync_directory(path.parent)

@@ -56,7 +56,8 @@ def problem_of(error: CorralError) -> Problem:
 
 
 def _headers(error: CorralError) -> dict[str, str]:
-    headers = {"cache-control": "no-store"}
+    # An answer to HEAD has no body: the code is all it can say.
+    headers = {"cache-control": "no-store", "corral-problem": error.code}
     if isinstance(error, TemporaryError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthenticated):

@@ -4,7 +4,8 @@
 Started as ``PYTHON runner.py --collect TREE SKIP REPORT_FD TRACE_FD`` by ``corral.compile``; SKIP: files to leave
 out, with commas. Lines on REPORT_FD: ``{"loading": file}`` before each file, so that a process that ends early names
 the culprit, then one ``{"workflows", "files", "faults", "incomplete"}``. On SIGUSR1, and on a crash of the
-interpreter, the stack is written to TRACE_FD, so that an endless loop has a line number. Standard library only, any Python from 3.9.
+interpreter, the stack is written to TRACE_FD, so that an endless loop has a line number. Standard library only, any
+Python from 3.9.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class _Collector:
         try:
             exec(code, module.__dict__)
         except BaseException as error:
-            if not (isinstance(error, NameError) and _missing_name(error) in lost):
+            if not (isinstance(error, NameError) and lost & {_missing_name(error), "*"}):
                 self._failed(file, error)
             lost |= _bound(statement)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from corral.backends.interface import Finding
 from corral.backends.process.cgroups import LIMITED, Cgroups
+from corral.backends.process.journal import make_root
 from corral.backends.process.users import User, named_user
 from corral.model.errors import CorralError
 
@@ -45,7 +46,7 @@ def findings(subject: Subject, groups: Cgroups) -> tuple[Finding, ...]:
 
 def _directory(subject: Subject) -> Iterator[Finding]:
     try:
-        subject.root.mkdir(parents=True, exist_ok=True, mode=0o711 if subject.uids else 0o700)
+        make_root(subject.root)
     except OSError as error:
         yield Finding(
             level="failed",

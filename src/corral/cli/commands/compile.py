@@ -27,9 +27,10 @@ def compile_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to load all workflow files.", min=0.1)] = TIMEOUT,
 ) -> None:
-    """Compile the workflows in .corral/workflows to .corral/corral.lock.json, which is committed with them.
+    """Compile the workflows of a tree to its lock file.
 
-    Exit code 1: something is wrong with the workflows, or, with --check, the lock file is not up to date.
+    .corral/workflows becomes .corral/corral.lock.json, which is committed with them. Exit code 1: something is wrong
+    with the workflows, or, with --check, the lock file is not up to date.
     """
     try:
         tree = find_tree(path)
@@ -78,8 +79,12 @@ def _say(faults: Sequence[Fault], lock: Lock | None, written: bool, check: bool)
     for fault in faults:
         typer.echo(str(fault), err=True)
     if faults:
-        typer.echo(f"{len(faults)} fault{'s' if len(faults) != 1 else ''}", err=True)
+        typer.echo(_count(len(faults), "fault"), err=True)
     elif lock is not None:
         jobs = sum(len(workflow.jobs) for workflow in lock.workflows)
         what = "is up to date" if check or not written else "written"
-        typer.echo(f"{LOCK_PATH} {what}: {len(lock.workflows)} workflow(s), {jobs} job(s)")
+        typer.echo(f"{LOCK_PATH} {what}: {_count(len(lock.workflows), 'workflow')}, {_count(jobs, 'job')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``corral``: the one entry point."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corral.cli.wired import Wiring
+
+
+def main(arguments: Sequence[str] | None = None, wiring: Wiring | None = None) -> int:
+    """Run one command; the exit code. ``wiring``: what tests put in the place of the real one."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        # Asked for by scripts and prompts: answered without loading the command tree.
+        from corral import __version__
+
+        sys.stdout.write(f"corral {__version__}\n")
+        return 0
+    return _run(words, wiring)
+
+
+def _run(words: list[str], wiring: Wiring | None) -> int:
+    import typer
+
+    from corral.cli.app import app
+    from corral.cli.exits import ExitCode
+    from corral.cli.failing import forget_stdout
+    from corral.cli.wired import Session
+
+    try:
+        typer.main.get_command(app).main(args=words, prog_name="corral", obj=Session(wiring=wiring))
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else ExitCode.USAGE
+    try:
+        sys.stdout.flush()
+    except OSError:
+        forget_stdout()
+        return code or ExitCode.BROKEN_PIPE
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs and jobs by what a person types: the beginning of an id, ``latest``, a job's name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from corral.model.errors import NotFound, Refused
+from corral.model.ids import JobId, RunId
+
+if TYPE_CHECKING:
+    from corral.client import Client
+    from corral.model.views import JobView, RunView
+
+LATEST = "latest"
+_FULL = 20
+"""Characters of a whole id of a run."""
+
+
+async def find_run(client: Client, text: str) -> RunView:
+    """The run that ``text`` names, with its jobs.
+
+    :raises NotFound: none, with what comes near. :raises Refused: several begin so.
+    """
+    wanted = text.lower()
+    if wanted == LATEST:
+        newest = (await client.runs(limit=1)).items
+        if not newest:
+            raise NotFound("there are no runs yet; start one with: corral run")
+        return await client.run(RunId(newest[0].id))
+    if wanted.startswith("run_") and len(wanted) >= _FULL:
+        return await client.run(RunId(wanted))
+    ids = [run.id async for run in client.all_runs()]
+    found = [each for each in ids if each.startswith(wanted) or each.startswith(f"run_{wanted}")]
+    return await client.run(RunId(_only(found, ids, text, "run")))
+
+
+async def find_job(client: Client, run: str, job: str | None) -> JobView:
+    """The job that the words name, with its steps and attempts; a run of one job needs no name.
+
+    :raises NotFound: none, with what comes near. :raises Refused: several fit.
+    """
+    if run.lower().startswith("job_"):
+        return await client.job(JobId(run.lower()))
+    jobs = (await find_run(client, run)).jobs
+    return await client.job(JobId(job_of(jobs, job, run).id))
+
+
+def job_of(jobs: Sequence[JobView], text: str | None, run: str) -> JobView:
+    """The one of ``jobs`` that ``text`` names: its whole name, its id, or the beginning of either."""
+    names = [job.name for job in jobs]
+    if text is None:
+        if len(jobs) == 1:
+            return jobs[0]
+        raise Refused(f"run {run} has {len(jobs)} jobs; name one of: {', '.join(names)}")
+    exact = [job for job in jobs if text in (job.name, job.id)]
+    if exact:
+        return exact[0]
+    found = [job.name for job in jobs if job.name.startswith(text) or job.id.startswith(text)]
+    name = _only(found, names, text, "job")
+    return next(job for job in jobs if job.name == name)
+
+
+def _only(found: list[str], known: list[str], text: str, kind: str) -> str:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
+        raise Refused(f"{len(found)} {kind}s begin with {text!r}: {shown}; type more of it")
+    if not known:
+        raise NotFound(f"no {kind} {text!r}: there are no {kind}s")
+    near = difflib.get_close_matches(text, known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known[:5])}"
+    raise NotFound(f"no {kind} {text!r}; {hint}")
