@@ -196,6 +196,7 @@ class Coordinator:
                 stranded_after=settings.stranded_after,
             ),
             on_answer=lambda session, message: self.dispatcher.on_answer(session, message),
+            on_bound=lambda agent_id: self.host.forget_claim(agent_id),
             secrets=self.secrets_of,
             pool_offer=self._pool_offer,
             lines=self._lines,

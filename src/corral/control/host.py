@@ -190,6 +190,17 @@ class Host(Service):
             await self._database.write(lambda c: _record_gone(c, row.agent_id))
             log.info("provision %s: gone", row.agent_id)
 
+    async def forget_claim(self, agent_id: AgentId) -> None:
+        """The agent acknowledged its configuration: what carried the claim is wiped where the instance is."""
+        row = await self._database.read(lambda c: agents.provision(c, agent_id))
+        backend = self._backends.get(row.backend) if row is not None and row.host_id == self._host_id else None
+        if backend is None:
+            return
+        try:
+            await backend.forget_claim(agent_id)
+        except CorralError as error:
+            log.warning("what carried the claim of %s is still there: %s", agent_id, error)
+
     # --- news from the backend ---
 
     def _on_ending(self, ending: Ending) -> None:

@@ -94,6 +94,7 @@ class SessionSettings:
     stranded_after: float = 1800.0
 
 
+OnBound = Callable[[AgentId], Awaitable[None]]
 OnAnswer = Callable[["Session", Accept | Decline], Awaitable[None]]
 Secrets = Callable[[JobId, RunId], Awaitable[dict[str, str]]]
 
@@ -110,6 +111,7 @@ class Services:
     coordinator_id: str
     settings: SessionSettings
     on_answer: OnAnswer
+    on_bound: OnBound
     secrets: Secrets
     pool_offer: Callable[[str], tuple[Labels, bool]]
     """(mandatory labels, is the default pool) of a pool by name."""
@@ -368,6 +370,7 @@ class Session:
             case ConfigAck():
                 agent_id = self._agent()
                 await self._s.database.write(lambda c: agent_rows.config_acked(c, agent_id))
+                await self._s.on_bound(agent_id)
             case Draining():
                 await self._draining(message)
             case Heartbeat() | HeartbeatAck():
