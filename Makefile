@@ -22,6 +22,10 @@ lint: $(DEVSTAMP)
 unit: $(DEVSTAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
+# Breaks every guard on purpose, in copies of the tree, and shows that its test turns red.
+mutations: $(DEVSTAMP)
+	$(BIN)/python tools/mutations.py $(MUTATIONS)
+
 preflight:
 	@sh tools/preflight.sh "$(PYTHON)"
 

@@ -12,6 +12,7 @@ from bench.harness import (
     Figure,
     check_database,
     check_logs,
+    clients,
     job_seconds,
     new_run,
     resident_mb,
@@ -130,4 +131,22 @@ async def many(runs: int) -> list[Figure]:
     return [Figure(name="real shell jobs, 8 agents that stay", unit="jobs/s", values=tuple(rates), better="higher")]
 
 
-CASES = {"startup": startup, "warm": warm, "fresh": fresh, "agent": agent, "log": log, "many": many}
+CROWD = 200
+CROWD_JOBS = 1000
+
+
+async def crowd(runs: int) -> list[Figure]:
+    """1,000 queued no-op jobs over 200 socket clients that answer at once: jobs per second, first offer to last end."""
+    rates = []
+    for _ in range(runs):
+        async with server() as running, clients(running, CROWD, "crowd"):
+            began = time.time()
+            submitted = [await running.client.create_run(new_run("crowd", jobs=CROWD_JOBS // 4)) for _ in range(4)]
+            views = [await until_ended(running.client, run.id) for run in submitted]
+            check_database(running.state_dir)
+            last = max(parse_rfc3339(view.finished_at or "") for view in views) / SECOND
+            rates.append(CROWD_JOBS / (last - began))
+    return [Figure(name="no-op jobs, 200 clients", unit="jobs/s", values=tuple(rates), target=500, better="higher")]
+
+
+CASES = {"startup": startup, "warm": warm, "fresh": fresh, "agent": agent, "log": log, "many": many, "crowd": crowd}

@@ -89,18 +89,24 @@ pools:
 """
 
 
+def launch(state_dir: Path, listen: str = "127.0.0.1:0") -> subprocess.Popen[bytes]:
+    """`corral server` on a state directory that holds `bench.yaml`; what it says goes to `server.log` there."""
+    command = [sys.executable, "-m", "corral.cli", "server", "--state-dir", str(state_dir)]
+    command += ["--listen", listen, "--config", str(state_dir / "bench.yaml")]
+    with (state_dir / "server.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
 @contextlib.asynccontextmanager
 async def server(config: str = CONFIG) -> AsyncIterator[Server]:
     """Start, wait until ready, stop, and leave nothing."""
     state_dir = Path(tempfile.mkdtemp(prefix="corral-bench-"))
     (state_dir / "bench.yaml").write_text(config)
-    command = [sys.executable, "-m", "corral.cli", "server", "--state-dir", str(state_dir)]
-    command += ["--listen", "127.0.0.1:0", "--config", str(state_dir / "bench.yaml")]
     began = time.perf_counter()
-    with (state_dir / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    process = launch(state_dir)
+    running: Server | None = None
     try:
-        url = _await_ready(process, state_dir)
+        url = await_ready(process, state_dir)
         ready_after = time.perf_counter() - began
         token = (state_dir / "admin.token").read_text().strip()
         async with Client(url, token) as client:
@@ -112,11 +118,26 @@ async def server(config: str = CONFIG) -> AsyncIterator[Server]:
             finally:
                 _end(running.agents)
     finally:
-        _end([process])
+        _end([running.process if running is not None else process])
+        _end_wardens(state_dir)
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def _await_ready(process: subprocess.Popen[bytes], state_dir: Path) -> str:
+def restart(running: Server) -> None:
+    """Another server process on the same state directory and port, after the one before has ended."""
+    (running.state_dir / "server.json").unlink(missing_ok=True)
+    running.process = launch(running.state_dir, running.url.removeprefix("http://"))
+    await_ready(running.process, running.state_dir)
+
+
+def _end_wardens(state_dir: Path) -> None:
+    """Wardens outlive their server on purpose; those of this directory are told to end, by the pid they wrote."""
+    for identity in (state_dir / "work").glob("*/warden"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            os.kill(int(identity.read_text().split()[0]), signal.SIGTERM)
+
+
+def await_ready(process: subprocess.Popen[bytes], state_dir: Path) -> str:
     deadline = time.perf_counter() + READY_TIMEOUT
     described = state_dir / "server.json"
     while time.perf_counter() < deadline:
@@ -196,6 +217,20 @@ async def _agent_config(running: Server, label: str, number: int) -> Path:
     path.write_text(json.dumps(config))
     path.chmod(0o600)
     return path
+
+
+@contextlib.asynccontextmanager
+async def clients(running: Server, count: int, label: str) -> AsyncIterator[None]:
+    """Protocol clients in a process of their own, all online."""
+    urls = [running.url, str(count), label]
+    command = [sys.executable, "-m", "bench.agents", *urls]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "CORRAL_BENCH_TOKEN": running.token})
+    try:
+        await online(running, count)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 async def online(running: Server, count: int, timeout: float = 60.0) -> None:

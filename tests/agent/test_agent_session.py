@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -158,6 +159,7 @@ def test_repeated_and_late_messages_change_nothing(tmp_path: Path) -> None:
         (Refused(code=RefusedCode.RETRY, message="too late"), close.UNEXPECTED),
         (b"\xc1 no message", close.BAD_FRAME),
     ],
+    ids=["start", "refused", "garbage"],
 )
 def test_what_the_protocol_forbids_closes_with_its_code_and_the_agent_comes_back(
     tmp_path: Path, message: Any, code: int
@@ -171,7 +173,8 @@ def test_what_the_protocol_forbids_closes_with_its_code_and_the_agent_comes_back
                 await connection.send(message)
             else:
                 await coordinator.send(message)
-            await connection.wait_closed()
+            async with asyncio.timeout(10):
+                await connection.wait_closed()
             assert connection.close_code == code
             await reconnected(coordinator, 2)
             assert (await coordinator.run(order("echo fine"))).result is Result.SUCCEEDED

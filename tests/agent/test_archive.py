@@ -113,7 +113,11 @@ def test_a_file_is_never_written_through_a_link(target: Path) -> None:
     assert outside.read_text() == "safe"
 
 
-@pytest.mark.parametrize("data", [b"", b"no archive at all", gzip.compress(b"no tar inside" * 100), b"\x1f\x8b\x08"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no archive at all", gzip.compress(b"no tar inside" * 100), b"\x1f\x8b\x08"],
+    ids=["empty", "text", "gzip", "header"],
+)
 def test_damaged_archives_are_named(target: Path, data: bytes) -> None:
     with pytest.raises(BadArchive):
         unpack(io.BytesIO(data), target)

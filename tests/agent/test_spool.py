@@ -39,11 +39,11 @@ def test_a_full_budget_stops_the_writer_until_bytes_are_acknowledged(tmp_path: P
     budget = Budget(256 * KIB)
     spool = StepSpool(tmp_path, budget, 10**9)
     data = os.urandom(1024 * KIB)
-    writer = threading.Thread(target=spool.append, args=(data,))
+    writer = threading.Thread(target=spool.append, args=(data,), daemon=True)
     writer.start()
     got = b""
-    eventually(lambda: budget.used == 256 * KIB)
-    assert spool.end == 256 * KIB
+    eventually(lambda: spool.end == 256 * KIB)
+    assert budget.used == 256 * KIB
     while len(got) < len(data):
         piece = eventually(lambda got=got: spool.read(len(got), 64 * KIB))
         got += piece
@@ -54,13 +54,48 @@ def test_a_full_budget_stops_the_writer_until_bytes_are_acknowledged(tmp_path: P
     assert budget.used == 0
 
 
+def test_what_a_waiting_append_wrote_is_announced(tmp_path: Path) -> None:
+    announced: list[int] = []
+    spool = StepSpool(tmp_path, Budget(64 * KIB), 10**9, grew=lambda: announced.append(spool.end))
+    writer = threading.Thread(target=spool.append, args=(b"x" * 100 * KIB,), daemon=True)
+    writer.start()
+    eventually(lambda: announced[-1:] == [64 * KIB])
+    spool.stored(64 * KIB)
+    writer.join(10)
+    assert announced[-1] == 100 * KIB
+
+
+def test_a_line_of_corrals_own_never_waits(tmp_path: Path) -> None:
+    budget = Budget(64 * KIB)
+    spool = StepSpool(tmp_path, budget, 10**9)
+    spool.append(b"x" * 64 * KIB)
+    marker = threading.Thread(target=spool.mark, args=("said although there is no room",), daemon=True)
+    marker.start()
+    marker.join(10)
+    assert not marker.is_alive()
+    assert everything(spool, 64 * KIB) == b"[corral: said although there is no room]\n"
+    spool.stored(spool.end)
+    spool.close()
+    assert budget.used == 0
+
+
 def test_many_closed_steps_give_their_room_back(tmp_path: Path) -> None:
     budget = Budget(256 * KIB)
-    for _ in range(100):
-        spool = StepSpool(tmp_path, budget, 10**9)
-        spool.append(b"x" * 10 * KIB)
-        spool.stored(10 * KIB)
-        spool.close()
+
+    def hundred_steps() -> None:
+        for _ in range(100):
+            spool = StepSpool(tmp_path, budget, 10**9)
+            spool.append(b"x" * 10 * KIB)
+            spool.stored(10 * KIB)
+            spool.close()
+
+    writer = threading.Thread(target=hundred_steps, daemon=True)
+    writer.start()
+    writer.join(10)
+    stuck = writer.is_alive()
+    budget.close()
+    writer.join()
+    assert not stuck
     assert budget.used == 0
 
 
@@ -120,7 +155,7 @@ def test_a_survivor_that_holds_the_pipe_ends_the_pump_after_a_moment(tmp_path: P
     read_end, write_end = os.pipe()
     done = threading.Event()
     spool = StepSpool(tmp_path, Budget(1024 * KIB), 10**9)
-    pump = Pump(read_end, masker=Masker(["secret"]), spool=spool, learn=lambda: None, grew=lambda: None, done=done.set)
+    pump = Pump(read_end, masker=Masker(["secret"]), spool=spool, learn=lambda: None, done=done.set)
     pump.start()
     os.write(write_end, b"printed before the end: secr")
     pump.process_ended()
@@ -135,7 +170,7 @@ def test_the_pump_ends_with_its_pipe(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     done = threading.Event()
     spool = StepSpool(tmp_path, Budget(1024 * KIB), 10**9)
-    pump = Pump(read_end, masker=Masker(), spool=spool, learn=lambda: None, grew=lambda: None, done=done.set)
+    pump = Pump(read_end, masker=Masker(), spool=spool, learn=lambda: None, done=done.set)
     pump.start()
     os.write(write_end, b"all")
     os.close(write_end)

@@ -141,8 +141,9 @@ def test_an_unanswered_heartbeat_extends_nothing() -> None:
             world.answers = False
             # Other bytes keep the connection alive, and prove nothing about what was heard.
             feed = asyncio.create_task(feed_heartbeats(world))
-            await task
+            await asyncio.wait({task}, timeout=300.0)
             feed.cancel()
+            assert task.done()
             assert loop.now - start <= 100.0
 
     in_virtual_time(work)

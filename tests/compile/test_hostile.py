@@ -43,12 +43,12 @@ BAD = ".corral/workflows/bad.py"
     ids=["loop", "sleep", "in-a-function", "catches-all", "blocked"],
 )
 def test_time_limit_names_the_line(tmp_path: Path, text: str, line: int) -> None:
-    before = time.monotonic()
-    file, found, message = one_fault(tmp_path, text, timeout=0.7)
-    assert time.monotonic() - before < 5
+    before = time.monotonic()  # 1.5 s also start an interpreter on a machine that is busy with other tests
+    file, found, message = one_fault(tmp_path, text, timeout=1.5)
+    assert time.monotonic() - before < 10
     assert (file, message) == (
         BAD,
-        "loading the workflows took more than 0.7 seconds; it was here at the time limit",
+        "loading the workflows took more than 1.5 seconds; it was here at the time limit",
     )
     assert found in (line, line + 1)
 

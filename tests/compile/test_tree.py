@@ -246,6 +246,50 @@ def test_a_failed_statement_does_not_accuse_what_depends_on_it(tmp_path: Path) -
     ]
 
 
+def test_a_failed_star_import_does_not_accuse_the_names_it_would_have_brought(tmp_path: Path) -> None:
+    faults = faults_of(tmp_path, ci="from _helper import *\nwork()\n", _helper="1 / 0\n")
+    assert [(fault.file, fault.line) for fault in faults] == [(".corral/workflows/_helper.py", 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """Workflow("ci").job("a", steps=["true"], if_="'\\ud800' == 'a'")""",
+        """Workflow("ci").job("a", steps=["true"], outputs={"x": "\\ud800"})""",
+        """Workflow("ci").job("a", steps=["true"], python="\\ud800")""",
+        """Workflow("ci\\ud800").job("a", steps=["true"])""",
+        """Workflow("ci", description="\\ud800").job("a", steps=["true"])""",
+        """raise ValueError("\\ud800 \\x1b[31m")""",
+    ],
+)
+def test_half_of_a_surrogate_pair_is_a_fault(tmp_path: Path, text: str) -> None:
+    faults = faults_of(tmp_path, ci="from corral.workflow import Workflow\n" + text + "\n")
+    assert len(faults) == 1
+    assert str(faults[0]).isprintable()
+
+
+def test_a_file_name_that_is_no_text_is_a_fault(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    path = os.fsencode(tmp_path / ".corral/workflows") + b"/\xff.py"
+    with open(path, "w") as file:
+        file.write('from corral.workflow import Workflow\nWorkflow("ci").job("a", steps=["true"])\n')
+    with pytest.raises(Invalid) as caught:
+        compile_tree(tmp_path)
+    assert "half of a surrogate pair" in str(caught.value)
+
+
+def test_a_folder_or_unreadable_file_among_the_workflows(tmp_path: Path) -> None:
+    make_tree(tmp_path, ci=ONE, _helper='SCRIPT = "true"\n')
+    (tmp_path / ".corral/workflows/folder.py").mkdir()
+    (tmp_path / ".corral/workflows/gone.py").symlink_to("nowhere")
+    with pytest.raises(Invalid) as caught:
+        compile_tree(tmp_path)
+    assert [(fault.file[-9:], fault.message.split(":")[0]) for fault in caught.value.faults] == [
+        ("folder.py", "IsADirectoryError"),
+        ("s/gone.py", "FileNotFoundError"),
+    ]
+
+
 def test_syntax_errors_name_their_own_file(tmp_path: Path) -> None:
     faults = faults_of(tmp_path, ci="import _helper\n", _helper="x = 1\ndef f(:\n", other="return 5\n")
     assert [(fault.file, fault.line) for fault in faults] == [

@@ -105,7 +105,8 @@ def value(source: str, context: Context = CONTEXT) -> Any:
         ("lower('ÀB')", "àb"),
         ("len(env.MISSING)", 0),
         ("len([])", 0),
-        ("matrix == matrix", True),
+        ("['a', ['b']] == ['a', ['b']]", True),
+        ("['a'] == ['a', 'b']", False),
     ],
 )
 def test_value(source: str, expected: object) -> None:
@@ -145,6 +146,10 @@ def test_value(source: str, expected: object) -> None:
         ("len(1)", "len() wants a text, a list or a mapping, not a number", 1),
         ("1 < 'a'", "a number and a text have no order (<)", 3),
         ("None < 1", "nothing (None) and a number have no order (<)", 6),
+        ("matrix == matrix", "a mapping or a list of combinations cannot be compared", 8),
+        ('[1] == needs["unit-test"].combinations', "cannot be compared", 5),
+        ('1 in needs["unit-test"].combinations', "cannot be compared", 3),
+        ("1 " + "or 1 " * 128, "more than 256 words and signs", 641),
         ("1 in 2", "nothing can be in a number", 3),
         ("1 in 'a'", "only a text can be in a text, not a number", 3),
         ("matrix[1]", "a mapping cannot be looked into with a number", 8),

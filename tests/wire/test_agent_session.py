@@ -386,6 +386,17 @@ def test_what_welcome_says_of_a_job(phase: JobPhase, action: Action | None, kind
     assert session.phase(KEY) is after
 
 
+def test_a_report_that_fits_no_frame_is_sent_without_its_outputs() -> None:
+    session = running_with_reports()
+    large = {f"n{i}": "x" * 250_000 for i in range(5)}
+    outcome = StepOutcome(result=Result.SUCCEEDED, outputs=large, detail="d" * 10**6 + "\udcff")
+    (report,) = sent(session.step_finished(KEY, 0, outcome, 1))
+    assert (report.result, report.reason, report.outputs) == (Result.FAILED, Reason.OUTPUTS_INVALID, {})
+    odd = JobOutcome(result=Result.FAILED, detail="a file named \udcff")
+    (end,) = sent(session.job_finished(KEY, odd, 1))
+    assert decode_from_agent(encode(end)) == end
+
+
 def test_a_dropped_job_is_never_reported_again() -> None:
     session = in_phase(JobPhase.DROPPED)
     assert session.step_finished(KEY, 0, StepOutcome(result=Result.SUCCEEDED), 1) == ()

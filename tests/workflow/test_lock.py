@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from corral.model.errors import Fault, Invalid, NotFound
 from corral.model.spec import JobSpec, Lock, NeedSpec, StepKind, StepSpec, WorkflowSpec
-from corral.workflow.lock import LOCK_LIMIT, lock_bytes, make_lock, read_lock
+from corral.workflow.checks import FAULT_LIMIT
+from corral.workflow.lock import LOCK_LIMIT, check_lock, lock_bytes, make_lock, read_lock
 from corral.workflow.positions import line_of, lines_of
 
 DIGEST = "ab" * 32
@@ -167,6 +169,47 @@ def test_the_compilers_checks_hold_for_a_lock() -> None:
     }
 
 
+def job(name: str = "a", **changes: Any) -> JobSpec:
+    return JobSpec(**{"name": name, "steps": (StepSpec(name="s", script="true"),), **changes})
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ((job(env={f"V{n}": "x" * 60_000 for n in range(9)}),), "bytes; the limit is 524288"),
+        ((job(needs=tuple(NeedSpec(job=f"n{n}") for n in range(257))),), "257 needs; the limit is 256"),
+        ((job(env={"A": "${{ run.id }}" * 257}),), "has 257 expressions in templates; the limit is 256"),
+        ((job(env={f"V{n}": "" for n in range(257)}),), "257 variables; the limit is 256"),
+        (tuple(job(f"j{n}") for n in range(1025)), "has 1025 jobs with its matrices expanded; the limit is 1024"),
+        (tuple(job(f"j{n}", matrix=tuple({"n": m} for m in range(200))) for n in range(6)), "has 1200 jobs"),
+    ],
+)
+def test_limits(jobs: tuple[JobSpec, ...], message: str) -> None:
+    (fault,) = faults_of(lock_bytes(sealed(spec(jobs=jobs))))
+    assert message in fault.message
+
+
+def test_faults_without_end_are_cut_off() -> None:
+    faults = faults_of(lock_bytes(sealed(spec(jobs=tuple(job(f"j {n}") for n in range(1000))))))
+    assert len(faults) == FAULT_LIMIT + 1
+    assert faults[-1].message == f"there may be more faults than these {FAULT_LIMIT}"
+    many = {f"../{n}.py": DIGEST for n in range(1000)}
+    assert len(faults_of(lock_bytes(sealed(files=many)))) == FAULT_LIMIT
+    workflows = [spec(f"w{n}") for n in range(257)]
+    assert [fault.message for fault in faults_of(lock_bytes(sealed(*workflows)))] == ["257 workflows; the limit is 256"]
+
+
+def test_a_stranger_cannot_write_to_a_terminal() -> None:
+    evil = "\x1b]0;evil\x07\n\u202e"
+    jobs = (job(evil, needs=(NeedSpec(job="b"),), condition=f"'{evil}'.x"), job("b", needs=(NeedSpec(job=evil),)))
+    for data in (
+        lock_bytes(sealed(spec(evil, jobs=jobs, file=evil), files={evil: evil})),
+        edited(_change(evil.replace(".", ""), evil), reseal=True),
+    ):
+        for fault in faults_of(data):
+            assert str(fault).isprintable()
+
+
 @pytest.mark.parametrize(
     ("files", "step_file", "step_hash", "message"),
     [
@@ -181,6 +224,16 @@ def test_function_files(files: dict[str, str], step_file: str, step_hash: str, m
     step = StepSpec(name="s", kind=StepKind.FUNCTION, function="f", file=step_file, file_hash=step_hash)
     faults = faults_of(lock_bytes(sealed(spec(jobs=(JobSpec(name="a", steps=(step,)),)), files=files)))
     assert any(message in fault.message for fault in faults)
+
+
+def test_a_lock_that_is_already_a_struct() -> None:
+    lock = sealed()
+    assert check_lock(lock) == ()
+    for changes, path in (({"hash": DIGEST}, "hash"), ({"version": 2}, "version")):
+        assert [fault.path for fault in check_lock(replace(lock, **changes))] == [path]
+    bad = sealed(spec(jobs=(job(needs=(NeedSpec(job="a"),)),)), files={"../x": DIGEST})
+    assert [fault.path for fault in check_lock(bad)] == ["files", "ci.a.needs"]
+    assert "surrogate" in check_lock(replace(lock, hash="x", files={"\ud800": ""}))[0].message
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ class JobLogs:
     def spool(self, step: int) -> StepSpool:
         """The step's, made at its first use."""
         if step not in self._spools:
-            self._spools[step] = StepSpool(self._directory, self._budget, self._limit)
+            grew = self._notifier(step)
+            self._spools[step] = StepSpool(self._directory, self._budget, self._limit, grew=grew)
         return self._spools[step]
 
     def read(self, step: int, offset: int, limit: int) -> bytes:
@@ -40,7 +41,6 @@ class JobLogs:
     def mark(self, step: int, sentence: str) -> None:
         """A line of Corral's own."""
         self.spool(step).mark(sentence)
-        self._reports.log_grew(step, self.spool(step).end)
 
     def close(self, step: int) -> Digest:
         """The step will print no more."""
@@ -53,18 +53,17 @@ class JobLogs:
         for spool in self._spools.values():
             spool.abandon()
 
-    def notifier(self, step: int) -> Callable[[], None]:
-        """Call it from any thread after the step's spool grew; many calls become one report."""
+    def _notifier(self, step: int) -> Callable[[], None]:
+        """To be called from any thread after the step's spool grew; many calls become one report."""
         loop = asyncio.get_running_loop()
-        spool = self.spool(step)
         pending = threading.Event()
 
         def report() -> None:
             pending.clear()
-            self._reports.log_grew(step, spool.end)
+            self._reports.log_grew(step, self._spools[step].end)
 
         def grew() -> None:
-            if not pending.is_set():
+            if not pending.is_set() and not loop.is_closed():
                 pending.set()
                 loop.call_soon_threadsafe(report)
 

@@ -31,7 +31,6 @@ class Pump:
     """Reads ``fd`` (owned from here on) to its end.
 
     :param learn: called before each piece is masked; may add secrets that the step registered meanwhile.
-    :param grew: called from the pump's thread after the spool grew.
     :param done: called from the pump's thread when everything is in the spool.
     """
 
@@ -42,14 +41,12 @@ class Pump:
         masker: Masker,
         spool: StepSpool,
         learn: Callable[[], None],
-        grew: Callable[[], None],
         done: Callable[[], None],
     ) -> None:
         self._fd = fd
         self._masker = masker
         self._spool = spool
         self._learn = learn
-        self._grew = grew
         self._done = done
         self._ended_at: float | None = None
         self._owed = 0
@@ -130,7 +127,6 @@ class Pump:
     def _put(self, data: bytes) -> None:
         if data:
             self._spool.append(data)
-            self._grew()
 
 
 def widen(fd: int) -> None:

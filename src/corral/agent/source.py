@@ -22,8 +22,8 @@ from corral.model.spec import SourceRef
 ARCHIVE_LIMIT = 1024**3
 """Bytes of an archive."""
 READ = 1024 * 1024
-TIMEOUT = 30.0
-"""Seconds without a byte."""
+TIMEOUT = 10.0
+"""Seconds without a byte; also what a cancelled fetch may still take."""
 PATIENCE = 60.0
 """Seconds over which fetching is tried again while no coordinator can be reached: a restart takes a few."""
 CACHED_ARCHIVES = 8

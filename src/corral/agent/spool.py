@@ -18,6 +18,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +43,13 @@ class Budget:
         self._changed = threading.Condition()
         self._closed = False
 
-    def take(self, wanted: int) -> int:
-        """Wait for room; how many bytes (at least one, at most ``wanted``) are granted, 0 once closed."""
+    def take(self, wanted: int, *, urgent: bool = False) -> int:
+        """Wait for room; how many bytes (at least one, at most ``wanted``) are granted, 0 once closed. ``urgent``:
+        all of them now, above the limit if need be."""
         with self._changed:
+            if urgent:
+                self.used += wanted
+                return wanted
             while self.used >= self.limit and not self._closed:
                 self._changed.wait()
             if self._closed:
@@ -85,13 +90,23 @@ class _Segment:
 class StepSpool:
     """One step's log. ``limit``: bytes kept of it; what is printed beyond is counted, and a marker says so.
 
-    One writer at a time. Offsets count from the log's first byte.
+    One writer at a time. Offsets count from the log's first byte. ``grew`` is called in the writer's thread after each
+    write, also in the middle of an append that waits for room: only what was announced can be acknowledged.
     """
 
-    def __init__(self, directory: Path, budget: Budget, limit: int, *, patience: float = FULL_DISK_PATIENCE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        budget: Budget,
+        limit: int,
+        *,
+        grew: Callable[[], None] = lambda: None,
+        patience: float = FULL_DISK_PATIENCE,
+    ) -> None:
         self._directory = directory
         self._budget = budget
         self._limit = limit
+        self._grew = grew
         self._patience = patience
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
@@ -120,8 +135,9 @@ class StepSpool:
         self._keep(data)
 
     def mark(self, sentence: str) -> None:
-        """A line of Corral's own in the log, beyond any limit."""
-        self._keep(f"[corral: {sentence}]\n".encode())
+        """A line of Corral's own in the log, beyond any limit. Never waits: it is called in the event loop, which
+        must be free to hear what would make room."""
+        self._keep(f"[corral: {sentence}]\n".encode(), urgent=True)
 
     def close(self) -> Digest:
         """Nothing more will be appended; what the whole log is."""
@@ -163,29 +179,30 @@ class StepSpool:
             os.close(segment.fd)
             self._budget.give(segment.size)
 
-    def _keep(self, data: bytes) -> None:
+    def _keep(self, data: bytes, *, urgent: bool = False) -> None:
         if self._unmarked:
             lost, self._unmarked = self._unmarked, 0
             data = f"\n[corral: {lost} bytes were not kept: the agent's disk is full]\n".encode() + data
         view = memoryview(data)
         while view and not self._abandoned.is_set():
-            written = self._write_some(view)
+            written = self._write_some(view, urgent)
             if written == 0:
                 self._dropped += len(view)
                 self._unmarked += len(view)
                 return
             view = view[written:]
 
-    def _write_some(self, view: memoryview) -> int:
+    def _write_some(self, view: memoryview, urgent: bool) -> int:
         """Write at least one byte and return how many; 0: it cannot be kept."""
-        granted = self._budget.take(min(len(view), self._room()))
+        granted = self._budget.take(min(len(view), self._room()), urgent=urgent)
         if granted == 0:
             return 0
-        written = self._write_patiently(view[:granted])
+        written = self._write_patiently(view[:granted], 0.0 if urgent else self._patience)
         if written < granted:
             self._budget.give(granted - written)
         self._sha256.update(view[:written])
         self.end += written
+        self._grew()
         return written
 
     def _room(self) -> int:
@@ -193,9 +210,9 @@ class StepSpool:
             used = self._segments[-1].size if self._segments else 0
         return self._budget.segment - used if used < self._budget.segment else self._budget.segment
 
-    def _write_patiently(self, view: memoryview) -> int:
+    def _write_patiently(self, view: memoryview, patience: float) -> int:
         # The pump's own thread waits for a disk, not for anything that a clock is injected for.
-        give_up = time.monotonic() + self._patience
+        give_up = time.monotonic() + patience
         while True:
             try:
                 return self._write(view)

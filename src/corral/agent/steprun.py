@@ -148,7 +148,6 @@ class StepRuns:
             masker=masker,
             spool=self._logs.spool(index),
             learn=lambda: self._masks.learn(masker),
-            grew=self._logs.notifier(index),
             done=lambda: _set_in(loop, done),
         )
         pump.start()

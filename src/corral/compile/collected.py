@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from corral.compile.process import OUTPUT_LIMIT, REPORT_LIMIT, End, Ended, run_b
 from corral.model.errors import Fault
 from corral.model.spec import WorkflowSpec
 from corral.runtime.clock import Clock
+from corral.workflow.words import printable
 
 Diagnose = Callable[[str], None]
 """Takes what the author's code printed."""
@@ -58,14 +59,19 @@ def collect(tree: Path, *, timeout: float, clock: Clock, diagnose: Diagnose) -> 
             return Collected(
                 workflows=report.workflows,
                 files=report.files,
-                faults=(*faults, *report.faults),
+                faults=(*faults, *map(_readable, report.faults)),
                 incomplete=frozenset((*report.incomplete, *skipped)),
             )
         culprit = _loading(ended)
-        faults.append(_fault(ended, culprit, tree, timeout))
+        faults.append(_readable(_fault(ended, culprit, tree, timeout)))
         if ended.end is not End.EXITED or not culprit or culprit in skipped:
             return Collected(files={}, faults=tuple(faults), incomplete=frozenset(skipped))
         skipped.append(culprit)
+
+
+def _readable(fault: Fault) -> Fault:
+    """Messages of exceptions may hold anything."""
+    return replace(fault, file=printable(fault.file), path=printable(fault.path), message=printable(fault.message))
 
 
 def _command(tree: Path, skipped: Sequence[str]) -> list[str]:

@@ -163,7 +163,10 @@ class _Watch:
         return End.EXITED
 
     def _code(self) -> int | None:
-        """The exit code once it ended. It stays a zombie, so that its process group can still be killed by number."""
+        """The exit code once it ended. It stays a zombie, so that its process group can still be killed by number
+        (but on a macOS whose Python lacks ``waitid``)."""
+        if not hasattr(os, "waitid"):
+            return self._child.poll()
         found = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None

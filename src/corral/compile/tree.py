@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from corral.compile.collected import Collected, Diagnose, collect
 from corral.compile.guards import guard
 from corral.compile.pinpoint import pinpoint
 from corral.model.errors import Fault, Invalid, NotFound
-from corral.model.spec import Lock
+from corral.model.spec import Lock, WorkflowSpec
 from corral.runtime.clock import Clock, SystemClock
 from corral.workflow.lock import LOCK_LIMIT, LOCK_PATH, lock_bytes, make_lock, read_lock
 from corral.workflow.validate import validate
@@ -23,6 +23,7 @@ from corral.workflow.words import RECOMPILE
 TIMEOUT = 30.0
 """Seconds to load all workflow files of a tree; loading a normal one takes a few milliseconds."""
 WORKFLOWS = ".corral/workflows"
+_LARGE = "keep data out of workflows: read it in a step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +68,20 @@ def compile_tree(
     faults = _faults(found) or list(validate(guarded))
     if faults:
         raise Invalid(f"workflows in {tree}", pinpoint(tree, faults))
-    lock = make_lock(guarded, found.files)
-    if len(lock_bytes(lock)) > LOCK_LIMIT:
+    return _sealed(tree, guarded, found.files)
+
+
+def _sealed(tree: Path, workflows: Sequence[WorkflowSpec], files: Mapping[str, str]) -> Lock:
+    """The lock, when its reader would take it."""
+    try:
+        lock = make_lock(workflows, files)
+        fits = len(lock_bytes(lock)) <= LOCK_LIMIT
+    except UnicodeEncodeError:
+        fault = Fault(message="a text or a file's name holds half of a surrogate pair", remedy="remove it")
+        raise Invalid(f"workflows in {tree}", [fault]) from None
+    if not fits:
         message = f"the workflows make a lock file above {LOCK_LIMIT} bytes"
-        raise Invalid("workflows", [Fault(file=LOCK_PATH, message=message, remedy="keep data out of workflows")])
+        raise Invalid(f"workflows in {tree}", [Fault(file=LOCK_PATH, message=message, remedy=_LARGE)])
     return lock
 
 

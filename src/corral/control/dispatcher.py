@@ -150,16 +150,16 @@ class Dispatcher(Service):
         assert agent_id is not None
         wake = Wake()
         try:
-            run_id = await self._database.write(lambda c: offers.accept(c, agent_id, job_id, attempt, wake))
+            taken = await self._database.write(lambda c: offers.accept(c, agent_id, job_id, attempt, wake))
         except Conflict:
-            run_id = None
-        if run_id is None:
+            taken = None
+        if taken is None:
             session.send(Withdraw(job_id=job_id, attempt=attempt))
             session.vacate(job_id, attempt)
             self.wake()
             return
         try:
-            secrets = await self._secrets(job_id, run_id)
+            secrets = await self._secrets(job_id, taken.run_id) if taken.secrets else {}
         except SecretUnavailable as error:
             await self._without_secrets(session, job_id, attempt, error)
             return

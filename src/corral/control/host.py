@@ -31,7 +31,7 @@ from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs
 from corral.store.repo.installation import now
-from corral.store.tables import db_now
+from corral.store.repo.rows import NOW
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ def _begin_create(connection: Connection, row: Provision, pool: Pool) -> bytes |
         return None
     if current.sent_at is None:
         deadline = now(connection) + int(pool.spawn_timeout * SECOND)
-        agents.change_provision(connection, current, sent_at=db_now(), deadline_at=deadline)
+        agents.change_provision(connection, current, sent_at=NOW, deadline_at=deadline)
     return agents.sealed_claim(connection, row.agent_id)
 
 
@@ -221,14 +221,14 @@ def _record_created(connection: Connection, agent_id: AgentId, provider_id: str)
     """Whatever the row's state is by now: the agent may have registered, or finished, before this answer."""
     row = agents.provision(connection, agent_id)
     if row is not None:
-        agents.change_provision(connection, row, created_at=db_now(), provider_id=provider_id)
+        agents.change_provision(connection, row, created_at=NOW, provider_id=provider_id)
 
 
 def _record_failed(connection: Connection, agent_id: AgentId, error: str) -> None:
     row = agents.provision(connection, agent_id)
     if row is None or row.state is not ProvisionState.REQUESTED:
         return
-    agents.change_provision(connection, row, failed_at=db_now(), error=error)
+    agents.change_provision(connection, row, failed_at=NOW, error=error)
     note_failure(connection, row.pool, error)
 
 

@@ -21,7 +21,7 @@ from corral.model.spec import JobOrder, NeedResult, Reason, SourceRef
 from corral.model.states import AttemptEvent, AttemptState, JobEvent, JobState
 from corral.store.repo import agents, jobs, runs
 from corral.store.repo.installation import now
-from corral.store.tables import db_now
+from corral.store.repo.rows import NOW
 
 MISSED_ACKS_MAX = 2
 """Offers in a row an agent may leave unanswered before nothing more is offered to it."""
@@ -107,11 +107,19 @@ def _needs(connection: Connection, job: Job) -> dict[str, NeedResult]:
 def _environment(run: Run, job: Job, needs: dict[str, NeedResult]) -> dict[str, str]:
     """Workflow below job below what the run was started with."""
     context = Context(needs=needs, matrix=job.matrix, run=run_context(run), event=run.event)
-    written = {**run.spec.env, **job.spec.env}
+    written = {**run.workflow_env, **job.spec.env}
     return {**{name: expand(value, context) for name, value in written.items()}, **run.env}
 
 
-def accept(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: int, wake: Wake) -> RunId | None:
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """``secrets``: the names that the job declares."""
+
+    run_id: RunId
+    secrets: tuple[str, ...]
+
+
+def accept(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: int, wake: Wake) -> Taken | None:
     """Commit the start; only after that may the agent be told. None: the offer does not stand any more."""
     row = jobs.attempt(connection, job_id, attempt)
     job = jobs.get(connection, job_id)
@@ -119,14 +127,14 @@ def accept(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: in
         return None
     limit = now(connection) + int((job.spec.timeout + DEADLINE_MARGIN) * SECOND)
     started = jobs.advance(
-        connection, job, JobEvent.START, tries=job.tries + 1, offers=0, started_at=db_now(), deadline_at=limit
+        connection, job, JobEvent.START, tries=job.tries + 1, offers=0, started_at=NOW, deadline_at=limit
     )
     if not started or not jobs.advance_attempt(connection, row, AttemptEvent.START):
         raise Conflict("the job changed while its offer was accepted")
     agents.answered(connection, agent_id)
     runs.started(connection, job.run_id)
     wake.runs.add(job.run_id)
-    return job.run_id
+    return Taken(run_id=job.run_id, secrets=job.spec.secrets)
 
 
 def decline(

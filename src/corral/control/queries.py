@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from corral.control.lines import LastLines
 from corral.control.scaler import Reasons
 from corral.decide.matching import Wanted, nearest, route
-from corral.decide.scaling import NotDone, Unplaced
+from corral.decide.scaling import NotDone, Unplaced, no_pool
 from corral.model.errors import NotFound
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.pools import Pool
-from corral.model.records import Agent, Attempt, Job, Provision, Run, Step, Token
+from corral.model.records import Agent, Attempt, Job, ListedJob, Provision, Run, Step, Token
 from corral.model.spec import StepSpec
 from corral.model.states import JOB, AgentState, JobState, ProvisionState
 from corral.model.views import AgentView, AttemptView, JobView, PoolView, RunView, StepView, TokenView, WhyView
@@ -60,14 +60,14 @@ def full_run(connection: Connection, run_id: RunId, reasons: Reasons, lines: Las
     run = runs.get(connection, run_id)
     if run is None:
         raise NotFound(f"no run {run_id}")
-    rows = jobs.of_run(connection, run_id)
+    rows = jobs.listed(connection, run_id)
     moment = now(connection)
     made = agents.provisions_of_run(connection, run_id)
     return run_view(run, [job_view(job, made.get(job.id), moment, reasons, lines) for job in rows])
 
 
 def job_view(
-    job: Job,
+    job: ListedJob,
     provision: Provision | None,
     moment: int,
     reasons: Reasons,
@@ -107,7 +107,7 @@ def job_view(
     )
 
 
-def _asked(job: Job, provision: Provision | None) -> int | None:
+def _asked(job: ListedJob, provision: Provision | None) -> int | None:
     """When an instance was asked for this job, if one was and ran it (or still may)."""
     if provision is None or job.queued_at is None or provision.requested_at < job.queued_at:
         return None
@@ -175,7 +175,7 @@ def _attempt_view(row: Attempt) -> AttemptView:
 # --- why ---------------------------------------------------------------------------------------------------
 
 
-def _waiting_for(job: Job, reasons: Reasons) -> str:
+def _waiting_for(job: ListedJob, reasons: Reasons) -> str:
     match job.state:
         case JobState.WAITING:
             return "needs " + ", ".join(need.job for need in job.needs) if job.needs else "a free place in its matrix"
@@ -195,9 +195,9 @@ def _waiting_for(job: Job, reasons: Reasons) -> str:
 def why(connection: Connection, job_id: JobId, pools: Sequence[Pool], reasons: Reasons) -> WhyView:
     """The story of one job so far, and the smallest change that would let it run."""
     job = required(connection, job_id)
-    unplaced = reasons.unplaced.get(job_id) if job.state is JobState.QUEUED else None
+    unplaced = _unplaced(job, pools, reasons) if job.state is JobState.QUEUED else None
     sentences = [*_story(connection, job)]
-    waiting = _waiting_for(job, reasons)
+    waiting = unplaced.detail if unplaced is not None else _waiting_for(job, reasons)
     if waiting:
         sentences.append(f"it waits: {waiting}")
     if job.state in JOB.terminal:
@@ -210,6 +210,15 @@ def why(connection: Connection, job_id: JobId, pools: Sequence[Pool], reasons: R
         sentences=tuple(sentences),
         fix=_fix(job, unplaced, pools),
     )
+
+
+def _unplaced(job: Job, pools: Sequence[Pool], reasons: Reasons) -> Unplaced | None:
+    """Why it gets no agent: what the scaler last said, or, before it looked at the job, what can be told without it."""
+    known = reasons.unplaced.get(job.id)
+    if known is not None or job.id in reasons.covered:
+        return known
+    wanted = Wanted(labels=job.labels, excludes=job.excludes)
+    return no_pool(job.id, wanted, pools) if not route(wanted, pools) else None
 
 
 def _story(connection: Connection, job: Job) -> list[str]:

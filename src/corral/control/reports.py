@@ -21,8 +21,8 @@ from corral.model.records import Attempt, Job
 from corral.model.spec import OUTPUT_LIMIT, Reason, Result
 from corral.model.states import ATTEMPT, AttemptEvent, AttemptState, JobEvent, JobState, StepEvent
 from corral.store.repo import agents, jobs
-from corral.store.tables import db_now
-from corral.wire.messages import JobFinished, JobStarted, Report, StepFinished, StepStarted
+from corral.store.repo.rows import NOW
+from corral.wire.messages import JobFinished, Report, StepFinished, StepStarted
 
 _STEP_EVENT = {
     Result.SUCCEEDED: StepEvent.SUCCEED,
@@ -36,7 +36,7 @@ _ATTEMPT_EVENT = {
     Result.FAILED: AttemptEvent.FAIL,
     Result.CANCELLED: AttemptEvent.END_CANCELLED,
     Result.SKIPPED: AttemptEvent.SUCCEED,
-    Result.LOST: AttemptEvent.FAIL,
+    Result.LOST: AttemptEvent.LOSE,
 }
 
 
@@ -51,48 +51,75 @@ class Applied:
 def apply(
     connection: Connection, agent_id: AgentId, session: int, reports: Sequence[Report], *, single_use: bool
 ) -> Applied:
-    """:raises Conflict: the session is not the agent's newest any more; nothing is written."""
-    agent = agents.get(connection, agent_id)
-    if agent is None or agent.session != session:
+    """All of ``reports``, in their order. :raises Conflict: the session is not the newest; nothing is written."""
+    if agents.session_of(connection, agent_id) != session:
         raise Conflict("a newer session of this agent has taken over")
     applied = Applied()
-    for report in reports:
-        _apply_one(connection, agent_id, report, single_use, applied)
+    for (job_id, number), batch in _by_attempt(reports).items():
+        _apply_batch(connection, agent_id, job_id, number, batch, single_use, applied)
     return applied
 
 
-def _apply_one(connection: Connection, agent_id: AgentId, report: Report, single_use: bool, applied: Applied) -> None:
-    job_id = JobId(report.job_id)
-    row = jobs.attempt(connection, job_id, report.attempt)
+def _by_attempt(reports: Sequence[Report]) -> dict[tuple[JobId, int], list[Report]]:
+    grouped: dict[tuple[JobId, int], list[Report]] = {}
+    for report in reports:
+        grouped.setdefault((JobId(report.job_id), report.attempt), []).append(report)
+    return grouped
+
+
+def _apply_batch(
+    connection: Connection,
+    agent_id: AgentId,
+    job_id: JobId,
+    number: int,
+    batch: Sequence[Report],
+    single_use: bool,
+    applied: Applied,
+) -> None:
+    row = jobs.attempt(connection, job_id, number)
     if row is None or row.agent_id != agent_id or row.state in ATTEMPT.terminal or row.started_at is None:
         # Settled without this agent, or not its attempt at all: it may forget the job, nothing changes here.
-        if isinstance(report, JobFinished):
-            applied.finished.append((job_id, report.attempt))
+        applied.finished += [(job_id, number) for report in batch if isinstance(report, JobFinished)]
         return
-    if report.sequence <= row.sequence:
+    news = [report for report in batch if report.sequence > row.sequence]
+    if not news:
         return
-    jobs.seen_sequence(connection, job_id, report.attempt, report.sequence)
-    match report:
-        case JobStarted():
-            _begin(connection, row)
-        case StepStarted():
-            _begin(connection, row)
-            jobs.advance_step(connection, job_id, report.attempt, report.step, StepEvent.START, started_at=db_now())
-        case StepFinished():
-            _finish_step(connection, job_id, report, applied)
-        case JobFinished():
-            _finish_job(connection, row, report, single_use, applied)
-    run_id = jobs.run_of(connection, job_id)
-    if run_id is not None:
-        applied.wake.runs.add(run_id)
+    _apply_steps(connection, job_id, number, news)
+    sequence = max(report.sequence for report in news)
+    end = next((report for report in news if isinstance(report, JobFinished)), None)
+    if end is None:
+        _note(connection, row, sequence)
+        run_id = jobs.run_of(connection, job_id)
+        if run_id is not None:
+            applied.wake.runs.add(run_id)
+    else:
+        _finish_job(connection, row, end, sequence, single_use, applied)
 
 
-def _begin(connection: Connection, row: Attempt) -> None:
+def _note(connection: Connection, row: Attempt, sequence: int) -> None:
+    """The attempt has begun, and how far its reports are known."""
     if row.state is AttemptState.STARTING:
-        jobs.advance_attempt(connection, row, AttemptEvent.BEGAN, began_at=db_now())
+        jobs.advance_attempt(connection, row, AttemptEvent.BEGAN, began_at=NOW, sequence=sequence)
+    else:
+        jobs.change_attempt(connection, row, sequence=sequence)
 
 
-def _finish_step(connection: Connection, job_id: JobId, report: StepFinished, applied: Applied) -> None:
+def _apply_steps(connection: Connection, job_id: JobId, number: int, news: Sequence[Report]) -> None:
+    """A step whose beginning and end come together is written once."""
+    ended = {report.step for report in news if isinstance(report, StepFinished)}
+    begun = {report.step for report in news if isinstance(report, StepStarted)}
+    for report in news:
+        match report:
+            case StepStarted() if report.step not in ended:
+                jobs.advance_step(connection, job_id, number, report.step, StepEvent.START, started_at=NOW)
+            case StepFinished():
+                _finish_step(connection, job_id, report, begun=report.step in begun)
+            case _:
+                pass
+
+
+def _finish_step(connection: Connection, job_id: JobId, report: StepFinished, *, begun: bool) -> None:
+    values = {"started_at": NOW} if begun else {}
     jobs.advance_step(
         connection,
         job_id,
@@ -108,23 +135,27 @@ def _finish_step(connection: Connection, job_id: JobId, report: StepFinished, ap
         log_size=report.log_size,
         log_digest=report.log_digest,
         log_missing=report.log_dropped,
-        finished_at=db_now(),
+        finished_at=NOW,
+        **values,
     )
 
 
-def _finish_job(connection: Connection, row: Attempt, report: JobFinished, single_use: bool, applied: Applied) -> None:
-    current = jobs.attempt(connection, row.job_id, row.number)
-    assert current is not None
+def _finish_job(
+    connection: Connection, row: Attempt, report: JobFinished, sequence: int, single_use: bool, applied: Applied
+) -> None:
     result, reason, detail = _checked(report)
-    jobs.advance_attempt(connection, current, _ATTEMPT_EVENT[result], reason=reason, detail=detail)
+    began = {"began_at": NOW} if row.began_at is None else {}
+    jobs.advance_attempt(
+        connection, row, _ATTEMPT_EVENT[result], reason=reason, detail=detail, sequence=sequence, **began
+    )
     cordon = ReleaseReason.JOB_COMPLETE if single_use else None
     agents.unassign(connection, row.agent_id, job_id=row.job_id, attempt=row.number, cordon=cordon)
-    agents.answered(connection, row.agent_id)
     applied.finished.append((row.job_id, row.number))
     applied.wake.queue = True
     job = jobs.get(connection, row.job_id)
     if job is None or job.attempt != row.number:
         return
+    applied.wake.runs.add(job.run_id)
     _end_or_retry(connection, job, result, reason, detail, report, applied.wake)
 
 
@@ -142,7 +173,11 @@ def _end_or_retry(
     if job.state is JobState.CANCELLING and result is not Result.SUCCEEDED:
         settle.end_job(connection, job, settle.stopped(job), wake, reason=job.reason, detail=detail)
         return
-    settlement = settling.after_failure(job.spec, job.tries, result, reason)
+    if result is Result.LOST:
+        # The agent itself ended it: its grant ran out, or its host told it to stop.
+        settlement = settling.after_loss(job.spec, job.tries, instance_gone=True)
+    else:
+        settlement = settling.after_failure(job.spec, job.tries, result, reason)
     if settlement.next is settling.Next.RETRY and job.state is JobState.RUNNING:
         settle.requeue(connection, job, JobEvent.RETRY, wake, pause=settlement.pause, offers=0, tries=job.tries)
         return

@@ -175,6 +175,7 @@ def add(connection: Connection, prepared: Prepared, wake: Wake) -> None:
         lock_hash=prepared.lock_hash,
         source_hash=prepared.source.hash if prepared.source else None,
         source_size=prepared.source.size if prepared.source else None,
+        workflow_env=workflow.env,
         env=prepared.env,
         event=prepared.event,
         job_filter=prepared.job_filter,

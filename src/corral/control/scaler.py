@@ -87,6 +87,7 @@ class Reasons:
 class Scaler(Service):
     name = "scaler"
     interval = 1.0
+    rest = 4.0
 
     def __init__(
         self,

@@ -71,6 +71,10 @@ log = logging.getLogger(__name__)
 
 OUTBOX_LIMIT = 10_000
 """Messages that may wait for one agent; beyond it the agent reads too slowly to be of use."""
+REPORTS_LIMIT = 1000
+"""Reports of one agent that may wait for the database; beyond it the connection is not read."""
+LAST_REPORTS = 5.0
+"""Seconds that reports which were read get to be written after their connection ended."""
 REGISTER_TRIES = 3
 FLUSH_GRACE = 120.0
 """Seconds without a new byte after which the log of an ended job is given up, the missing bytes stated; a store that
@@ -202,6 +206,7 @@ class Session:
         self._closing: tuple[int, str] | None = None
         self._pump = LogPump(services.logs, services.clock, self._stored)
         self._log_grew = asyncio.Event()
+        self._reports: asyncio.Queue[Report | None] = asyncio.Queue(REPORTS_LIMIT)
         self._ending: set[asyncio.Task[None]] = set()
         self._runs: dict[tuple[JobId, int], RunId] = {}
         self._stops: dict[tuple[JobId, int], bool] = {}
@@ -259,6 +264,8 @@ class Session:
     async def run(self) -> None:
         writer = asyncio.create_task(self._write(), name="session-writer")
         watch = asyncio.create_task(self._watch(), name="session-watch")
+        recorder = asyncio.create_task(self._record(), name="session-recorder")
+        recorder.add_done_callback(self._recorder_ended)
         self._pump.start()
         try:
             await self._read()
@@ -274,7 +281,22 @@ class Session:
             log.exception("agent %s: the session failed", self.agent_id or "?")
             self.close(close.INTERNAL, "the coordinator failed")
         finally:
+            await self._last_reports(recorder)
             await self._finish(writer, watch)
+
+    def _recorder_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, Conflict):
+                log.warning("agent %s: a report is not recorded: %s", self.agent_id, error, exc_info=error)
+            self.close(close.INTERNAL, "the coordinator cannot go on right now")
+
+    async def _last_reports(self, recorder: asyncio.Task[None]) -> None:
+        """What was read is written, also when nobody is there any more to hear of it."""
+        with contextlib.suppress(asyncio.QueueFull):
+            self._reports.put_nowait(None)
+        await asyncio.wait({recorder, *self._ending}, timeout=LAST_REPORTS)
+        recorder.cancel()
+        await asyncio.gather(recorder, return_exceptions=True)
 
     async def _finish(self, writer: asyncio.Task[None], watch: asyncio.Task[None]) -> None:
         self.over.set()
@@ -340,7 +362,7 @@ class Session:
             case Log():
                 await self._log(message)
             case JobStarted() | StepStarted() | StepFinished() | JobFinished():
-                await self._report(message)
+                await self._reports.put(message)
             case Accept() | Decline():
                 await self._s.on_answer(self, message)
             case ConfigAck():
@@ -475,15 +497,31 @@ class Session:
         self.send(ack)
         self._log_grew.set()
 
-    async def _report(self, report: Report) -> None:
-        if not isinstance(report, JobFinished):
-            await self._apply(report)
-            return
-        # The rest of a long log may follow its job's end: the end is committed when the log is stored, and
-        # meanwhile the line is read on.
-        task = asyncio.create_task(self._finish_job(report), name="finish-job")
-        self._ending.add(task)
-        task.add_done_callback(self._job_ended)
+    async def _record(self) -> None:
+        """Write reports as they come: all that wait, in one transaction."""
+        while True:
+            batch = [await self._reports.get()]
+            while not self._reports.empty():
+                batch.append(self._reports.get_nowait())
+            reports_ = [report for report in batch if report is not None]
+            if reports_:
+                await self._take_reports(reports_)
+            if len(reports_) < len(batch):
+                return
+
+    async def _take_reports(self, batch: list[Report]) -> None:
+        """The rest of a long log may follow its job's end: that end is committed when the log is stored, and
+        meanwhile the line is read on."""
+        ready: list[Report] = []
+        for report in batch:
+            if isinstance(report, JobFinished) and await self._missing(report):
+                task = asyncio.create_task(self._finish_job(report), name="finish-job")
+                self._ending.add(task)
+                task.add_done_callback(self._job_ended)
+            else:
+                ready.append(report)
+        if ready:
+            await self._apply(ready)
 
     def _job_ended(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
@@ -495,7 +533,7 @@ class Session:
         missing = await self._await_logs(report)
         if missing:
             log.warning("job %s: %d bytes of its log did not arrive", report.job_id, missing)
-        await self._apply(report)
+        await self._apply([report])
 
     async def _await_logs(self, report: JobFinished) -> int:
         """Until everything the agent printed is stored; the bytes given up."""
@@ -519,15 +557,18 @@ class Session:
                 total += 0 if info.final else max(0, position.offset - info.size)
         return total
 
-    async def _apply(self, report: Report) -> None:
+    async def _apply(self, batch: list[Report]) -> None:
         agent_id, number, single_use = self._agent(), self.number, self.single_use
         applied = await self._persist(
-            lambda: self._s.database.write(
-                lambda c: reports.apply(c, agent_id, number, [report], single_use=single_use)
-            )
+            lambda: self._s.database.write(lambda c: reports.apply(c, agent_id, number, batch, single_use=single_use))
         )
+        printed = {
+            (JobId(report.job_id), report.attempt)
+            for report in batch
+            if isinstance(report, JobFinished) and any(position.offset for position in report.logs)
+        }
         for job_id, attempt in applied.finished:
-            await self._seal_logs(job_id, attempt, report)
+            await self._seal_logs(job_id, attempt, printed=(job_id, attempt) in printed)
             self.send(FinishedAck(job_id=job_id, attempt=attempt))
             if self.single_use:
                 self.draining = True
@@ -555,11 +596,10 @@ class Session:
             log.warning("log of %s step %d is incomplete: %d bytes missing", key.job_id, key.step, missing)
             await self._s.database.write(lambda c: _state_loss(c, key, missing))
 
-    async def _seal_logs(self, job_id: JobId, attempt: int, report: Report) -> None:
+    async def _seal_logs(self, job_id: JobId, attempt: int, *, printed: bool) -> None:
         """At the end of a job: what did not arrive is stated in bytes."""
         run_id = self._runs.pop((job_id, attempt), None)
         self._stops.pop((job_id, attempt), None)
-        printed = isinstance(report, JobFinished) and any(position.offset for position in report.logs)
         if run_id is None or not printed:
             return
         steps = await self._s.database.read(lambda c: job_rows.steps_of(c, job_id, attempt))

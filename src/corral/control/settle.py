@@ -67,13 +67,17 @@ def continue_run(connection: Connection, run_id: RunId, wake: Wake) -> None:
             return
         rows = {job.id: job for job in jobs.of_run(connection, run_id)}
         cancelled = Reason(run.cancel_reason) if run.cancel_requested_at is not None else Reason.NONE
-        plan = progress.plan(run.state, [job_facts(job) for job in rows.values()], _condition(run), cancelled=cancelled)
+        plan = progress.plan(
+            run.state, [job_facts(job) for job in rows.values()], condition_of(run), cancelled=cancelled
+        )
         if not plan:
             return
         _apply(connection, run, rows, plan, wake)
 
 
-def _condition(run: Run) -> progress.Condition:
+def condition_of(run: Run) -> progress.Condition:
+    """Evaluates ``if`` expressions of a run's jobs."""
+
     def holds(job: JobFacts, needs: Mapping[str, NeedResult]) -> bool:
         results = [need.result for need in needs.values()]
         context = Context(

@@ -8,7 +8,7 @@ committing yields the empty plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -65,7 +65,8 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """A provision that is not gone, with what is known of its agent.
+    """A provision that is not gone, with what is known of its agent; or a static agent, whose ``pool`` is empty: it
+    serves demand, no cap counts it, and it is nobody's to release.
 
     ``lost``: its agent's job was given up for lost; it stays until the agent returns or its instance is gone.
     """
@@ -152,7 +153,7 @@ def plan(
     ]
     leaving = {release.agent_id for release in releases}
     usable = _Usable.of([item for item in supply if item.agent_id not in leaving], queued, now)
-    room = _Room.of(supply, pools, caps, health, now)
+    room = _Room.of(supply, leaving, pools, caps, health, now)
     creations: list[Creation] = []
     unplaced: list[Unplaced] = []
     covered: list[JobId] = []
@@ -241,16 +242,22 @@ class _Usable:
         return usable
 
     def take(self, demand: Demand) -> bool:
+        """Its own instance first, then one of the smallest class that fits: an order that does not depend on what
+        else is there, so that releasing what is left over changes no choice."""
         if self.bound.pop(demand.job_id, None) is not None:
             return True
-        for offered, items in self.free.items():
-            if items and fits(demand.wanted, offered):
-                items.pop()
-                return True
-        return False
+        fitting = [offered for offered, items in self.free.items() if items and fits(demand.wanted, offered)]
+        if not fitting:
+            return False
+        self.free[min(fitting, key=_size)].pop()
+        return True
 
     def left(self) -> list[Supply]:
         return [item for items in self.free.values() for item in items]
+
+
+def _size(offered: Offered) -> tuple[int, list[str], list[str], bool]:
+    return len(offered.labels), sorted(offered.labels), sorted(offered.mandatory), offered.default
 
 
 def _can_serve(item: Supply, now: int) -> bool:
@@ -282,14 +289,20 @@ class _Room:
 
     @classmethod
     def of(
-        cls, supply: Sequence[Supply], pools: Sequence[Pool], caps: Caps, health: Mapping[str, PoolHealth], now: int
+        cls,
+        supply: Sequence[Supply],
+        leaving: Set[AgentId],
+        pools: Sequence[Pool],
+        caps: Caps,
+        health: Mapping[str, PoolHealth],
+        now: int,
     ) -> _Room:
-        supply = [item for item in supply if not item.static]
-        held = Counter(item.pool for item in supply)
-        creating = sum(1 for item in supply if item.state is ProvisionState.REQUESTED and not item.failed)
+        """What leaves now holds its slot until it is gone, but is not being created any more."""
+        held = Counter(item.pool for item in supply if not item.static)
+        creating = sum(1 for item in supply if _being_created(item) and item.agent_id not in leaving)
         room = cls(
             pool={pool.name: max(0, pool.max_agents - held[pool.name]) for pool in pools},
-            total=max(0, caps.max_agents - len(supply)),
+            total=max(0, caps.max_agents - held.total()),
             creating=max(0, caps.concurrent_creates - creating),
         )
         for pool in pools:
@@ -316,6 +329,10 @@ class _Room:
         self.creating -= 1
 
 
+def _being_created(item: Supply) -> bool:
+    return item.state is ProvisionState.REQUESTED and not item.failed
+
+
 _NOBODY = JobId("")
 
 
@@ -338,7 +355,7 @@ def _pool_refuses(pool: Pool, health: PoolHealth | None, now: int) -> Unplaced |
 def _place(item: Demand, pools: Sequence[Pool], caps: Caps, room: _Room) -> Creation | Unplaced:
     candidates = route(item.wanted, pools)
     if not candidates:
-        return _no_pool(item, pools)
+        return no_pool(item.job_id, item.wanted, pools)
     if item.creates >= caps.creates_per_job:
         return Unplaced(
             job_id=item.job_id,
@@ -368,13 +385,14 @@ def _creation(item: Demand, pool: Pool) -> Creation:
     )
 
 
-def _no_pool(item: Demand, pools: Sequence[Pool]) -> Unplaced:
-    near = nearest(item.wanted, pools)
+def no_pool(job_id: JobId, wanted: Wanted, pools: Sequence[Pool]) -> Unplaced:
+    """No pool fits: which comes nearest, and what stands between."""
+    near = nearest(wanted, pools)
     if near is None:
-        return Unplaced(job_id=item.job_id, reason=NotDone.NO_POOL, detail="no pool is configured")
+        return Unplaced(job_id=job_id, reason=NotDone.NO_POOL, detail="no pool is configured")
     pool, difference = near
     return Unplaced(
-        job_id=item.job_id,
+        job_id=job_id,
         reason=NotDone.NO_POOL,
         pool=pool.name,
         detail=f"no pool fits; the nearest is {pool.name}: {difference.sentence(pool.name)}",

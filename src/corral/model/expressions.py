@@ -25,13 +25,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import NamedTuple, NoReturn, assert_never
+from itertools import islice
+from typing import Generic, NamedTuple, NoReturn, TypeVar, assert_never, overload
 
 from msgspec import Struct
 
 from corral.model.errors import PermanentError
-from corral.model.spec import JobOrder, NeedResult, Result, Scalar
+from corral.model.spec import CombinationResult, JobOrder, NeedResult, Result, Scalar
 
 SOURCE_LIMIT = 4096
 """Characters of one expression. Long enough for any condition a person reads, short enough to walk in a millisecond."""
@@ -39,6 +39,8 @@ TEMPLATE_LIMIT = 64 * 1024
 """Characters of one template, the text around its expressions included."""
 DEPTH_LIMIT = 32
 """Nested brackets and negations: far below the interpreter's own recursion limit."""
+TOKEN_LIMIT = 256
+"""Tokens of one expression: it bounds how often one expression can look through a large output."""
 RESULT_LIMIT = 256 * 1024
 """Bytes of UTF-8 of one result; equals the limit of one output's value."""
 NUMBER_LIMIT = 32
@@ -50,6 +52,7 @@ CONTEXTS = ("needs", "matrix", "env", "run", "event", "steps")
 RUN_KEYS = ("id", "workflow", "job", "job_id", "attempt")
 """What ``run`` holds (see :func:`run_values`)."""
 
+T = TypeVar("T")
 Value = bool | int | float | str | Sequence["Value"] | Mapping[str, "Value"] | None
 
 
@@ -197,7 +200,7 @@ def parse(source: str) -> Expression:
     """
     if len(source) > SOURCE_LIMIT:
         raise ExpressionError(f"the expression has {len(source)} characters; the limit is {SOURCE_LIMIT}")
-    tokens = list(_tokens(source, 0, len(source)))
+    tokens = _bounded_tokens(source, 0, len(source))
     if tokens[-1].column <= len(source):
         raise ExpressionError("'}}' cannot stand here", tokens[-1].column)
     return Expression(source, _Parser(tokens).whole())
@@ -218,6 +221,13 @@ def _tokens(source: str, start: int, stop: int) -> Iterator[_Token]:
             yield _Token("word" if text in _WORDS else kind, text, position + 1)
         position = match.end()
     yield _Token("end", "", position + 1)
+
+
+def _bounded_tokens(source: str, start: int, stop: int) -> list[_Token]:
+    found = list(islice(_tokens(source, start, stop), TOKEN_LIMIT + 1))
+    if found[-1].kind != "end":
+        raise ExpressionError(f"the expression has more than {TOKEN_LIMIT} words and signs", found[-1].column)
+    return found
 
 
 def _misread(source: str, position: int) -> str:
@@ -528,14 +538,25 @@ def _compared(node: Compare, context: Context) -> bool:
 def _holds(left: Value, operator: str, right: Value, column: int) -> bool:
     match operator:
         case "==":
-            return left == right
+            return _equal(left, right, column)
         case "!=":
-            return left != right
+            return not _equal(left, right, column)
         case "in":
             return _inside(right, left, column)
         case "not in":
             return not _inside(right, left, column)
     return _ordered(left, operator, right, column)
+
+
+def _equal(left: Value, right: Value, column: int) -> bool:
+    """Whole mappings are not compared: one of a thousand outputs would be looked through for each ``==``."""
+    match left, right:
+        case (Mapping(), _) | (_, Mapping()) | (_Combinations(), _) | (_, _Combinations()):
+            raise ExpressionError("a mapping or a list of combinations cannot be compared: compare an entry", column)
+        case tuple(), tuple():
+            pairs = zip(left, right, strict=False)
+            return len(left) == len(right) and all(_equal(one, other, column) for one, other in pairs)
+    return left == right
 
 
 def _ordered(left: Value, operator: str, right: Value, column: int) -> bool:
@@ -564,7 +585,7 @@ def _inside(whole: Value, part: Value, column: int) -> bool:
         case Mapping():
             return isinstance(part, str) and part in whole
         case Sequence():
-            return any(part == item for item in whole)
+            return any(_equal(part, item, column) for item in whole)
     raise ExpressionError(f"nothing can be in {_kind(whole)}", column)
 
 
@@ -591,9 +612,9 @@ def _entry(value: Value, key: Value, column: int) -> Value:
 def _root(name: str, context: Context) -> Value:
     match name:
         case "needs":
-            return {job: _need(need) for job, need in context.needs.items()}
+            return _Each(context.needs, _need)
         case "steps":
-            return {step: _outcome(outcome) for step, outcome in context.steps.items()}
+            return _Each(context.steps, _outcome)
         case "matrix":
             return context.matrix
         case "env":
@@ -604,15 +625,50 @@ def _root(name: str, context: Context) -> Value:
             return context.event
 
 
-def _need(need: NeedResult) -> Mapping[str, Value]:
-    combinations = tuple(
-        MappingProxyType({"matrix": c.matrix, "result": c.result.value, "outputs": c.outputs})
-        for c in need.combinations
-    )
-    return {"result": need.result.value, "outputs": need.outputs, "combinations": combinations}
+class _Each(Mapping[str, Value], Generic[T]):
+    """A mapping whose values are made when looked at: a lookup costs the same however many jobs are needed."""
+
+    def __init__(self, source: Mapping[str, T], made: Callable[[T], Value]) -> None:
+        self._source = source
+        self._made = made
+
+    def __getitem__(self, key: str) -> Value:
+        return self._made(self._source[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
 
 
-def _outcome(outcome: StepOutcome) -> Mapping[str, Value]:
+class _Combinations(Sequence[Value]):
+    """The combinations of a need, made when looked at."""
+
+    def __init__(self, source: Sequence[CombinationResult]) -> None:
+        self._source = source
+
+    @overload
+    def __getitem__(self, index: int) -> Value: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Value]: ...
+
+    def __getitem__(self, index: int | slice) -> Value | Sequence[Value]:
+        if isinstance(index, slice):
+            return _Combinations(self._source[index])
+        found = self._source[index]
+        return {"matrix": found.matrix, "result": found.result.value, "outputs": found.outputs}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+
+def _need(need: NeedResult) -> Value:
+    return {"result": need.result.value, "outputs": need.outputs, "combinations": _Combinations(need.combinations)}
+
+
+def _outcome(outcome: StepOutcome) -> Value:
     return {"result": outcome.result.value, "outputs": outcome.outputs}
 
 
@@ -744,7 +800,7 @@ def _parts(template: str) -> Iterator[str | Expression]:
     while (start := template.find(_OPEN, position)) >= 0:
         yield template[position:start]
         inside = start + len(_OPEN)
-        tokens = list(_tokens(template, inside, min(len(template), inside + SOURCE_LIMIT)))
+        tokens = _bounded_tokens(template, inside, min(len(template), inside + SOURCE_LIMIT))
         end = tokens[-1].column - 1
         if not template.startswith("}}", end):
             raise ExpressionError("`${{` is not closed by `}}`", start + 1)

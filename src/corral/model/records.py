@@ -7,11 +7,13 @@ from msgspec import Struct
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
+from corral.model.spec import JobSpec, NeedSpec, Scalar
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+
     id: RunId
     project: str
     workflow: str
@@ -19,10 +21,10 @@ class Run(Struct, frozen=True, kw_only=True):
     state: RunState
     reason: str
     detail: str
-    spec: WorkflowSpec
     lock_hash: str
     source_hash: str | None
     source_size: int | None
+    workflow_env: dict[str, str]
     env: dict[str, str]
     event: dict[str, str]
     job_filter: tuple[str, ...]
@@ -40,8 +42,8 @@ class Run(Struct, frozen=True, kw_only=True):
     version: int
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
+class ListedJob(Struct, frozen=True, kw_only=True):
+    """A job without its specification: what lists show. ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
     ``offers``: offers since it was last queued that nobody took."""
 
     id: JobId
@@ -52,7 +54,6 @@ class Job(Struct, frozen=True, kw_only=True):
     state: JobState
     reason: str
     detail: str
-    spec: JobSpec
     matrix: dict[str, Scalar]
     needs: tuple[NeedSpec, ...]
     labels: Labels
@@ -73,6 +74,10 @@ class Job(Struct, frozen=True, kw_only=True):
     cancel_sent_force: bool
     unroutable_since: int | None
     version: int
+
+
+class Job(ListedJob, frozen=True, kw_only=True):
+    spec: JobSpec
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

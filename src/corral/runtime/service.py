@@ -27,6 +27,9 @@ class Service(ABC):
     name: str = "service"
     interval: float = 1.0
     """Seconds between passes when nobody wakes it."""
+    rest: float = 0.0
+    """How long it rests after a pass, in units of what the pass took: 4 keeps a loop that is woken all the time to a
+    fifth of the processor."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -75,6 +78,7 @@ class Service(ABC):
         failures = 0
         while not self._stopping:
             self._wake.clear()
+            began = self.clock.monotonic()
             try:
                 await self.run_once()
                 self.last_pass = self.clock.monotonic()
@@ -82,7 +86,13 @@ class Service(ABC):
             except Exception:
                 failures += 1
                 log.exception("%s: a pass failed (%d in a row); repeated", self.name, failures)
+            await self._rest(began)
             await self._pause(failures)
+
+    async def _rest(self, began: float) -> None:
+        pause = min(self.rest * (self.clock.monotonic() - began), self.interval)
+        if pause > 0 and not self._stopping:
+            await self.clock.sleep(pause)
 
     async def _pause(self, failures: int) -> None:
         pause = self.interval

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from sqlalchemy import Connection, create_engine, event, insert
 from sqlalchemy.pool import StaticPool
@@ -18,9 +18,14 @@ T = TypeVar("T")
 
 
 class InlineDatabase:
-    """Deterministic: each function runs at once and alone. ``away`` makes every call fail as an outage does."""
+    """Deterministic: each function runs at once and alone. ``away`` makes every call fail as an outage does.
 
-    def __init__(self, clock: Clock) -> None:
+    ``prepare``: given the open connection once, with the schema in place, to add what watches it.
+    """
+
+    def __init__(
+        self, clock: Clock, *, prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
+    ) -> None:
         self.away = False
         self.writes = 0
 
@@ -40,6 +45,7 @@ class InlineDatabase:
         with self._connection.begin():
             metadata.create_all(self._connection)
             self._connection.execute(insert(meta).values(key="schema_version", value=str(SCHEMA_VERSION)))
+        prepare(cast(sqlite3.Connection, self._connection.connection.dbapi_connection))
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
         if self.away:
@@ -51,6 +57,13 @@ class InlineDatabase:
     async def read(self, fn: Callable[[Connection], T]) -> T:
         if self.away:
             raise StoreUnavailable("the database is away")
+        with self._connection.begin():
+            return fn(self._connection)
+
+    def look(self, fn: Callable[[Connection], T]) -> T:
+        """A read that an outage does not stop: for whoever checks from outside, also from inside a transaction."""
+        if self._connection.in_transaction():
+            return fn(self._connection)
         with self._connection.begin():
             return fn(self._connection)
 

@@ -168,6 +168,7 @@ runs = Table(
     Column("lock_hash", Text, nullable=False),
     Column("source_hash", Text),
     Column("source_size", BigInteger),
+    Column("workflow_env", Packed[dict[str, str]](dict[str, str]), nullable=False),
     Column("env", Packed[dict[str, str]](dict[str, str]), nullable=False),
     Column("event", Packed[dict[str, str]](dict[str, str]), nullable=False),
     Column("job_filter", Packed[tuple[str, ...]](tuple[str, ...]), nullable=False),

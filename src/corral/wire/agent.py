@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from corral.model.spec import JobOrder, Reason, Result
 from corral.wire import close
-from corral.wire.codec import ProtocolError
+from corral.wire.codec import ProtocolError, encode
 from corral.wire.messages import (
     LOG_CHUNK_LIMIT,
     PROTOCOL,
@@ -62,6 +62,9 @@ from corral.wire.messages import (
 LOG_WINDOW = 8 * 1024 * 1024
 """Bytes of one job's log sent but not yet acknowledged. Large enough for 50 MiB/s at 150 ms from send to stable
 storage; small enough that a stalled log store holds little memory and heartbeats are never stuck behind log."""
+
+DETAIL_LIMIT = 4000
+"""Characters of a report's sentence."""
 
 REMEMBERED = 64
 """Forgotten attempts whose late or repeated messages are still recognised."""
@@ -555,7 +558,7 @@ class AgentSession:
             time=time,
             result=outcome.result,
             reason=outcome.reason,
-            detail=outcome.detail,
+            detail=_sayable(outcome.detail),
             exit_code=outcome.exit_code,
             signal=outcome.signal,
             tries=outcome.tries,
@@ -564,7 +567,7 @@ class AgentSession:
             log_digest=outcome.log_digest,
             log_dropped=outcome.log_dropped,
         )
-        return self._report(key, report)
+        return self._report(key, _fitting(report))
 
     def job_finished(self, key: JobKey, outcome: JobOutcome, time: int) -> tuple[Output, ...]:
         """The job ended here and nothing of it runs any more."""
@@ -580,13 +583,13 @@ class AgentSession:
             time=time,
             result=outcome.result,
             reason=outcome.reason,
-            detail=outcome.detail,
+            detail=_sayable(outcome.detail),
             outputs=outcome.outputs,
             logs=held.positions(),
         )
         for mark in held.marks.values():
             mark.closed = True
-        out = self._report(key, report)
+        out = self._report(key, _fitting(report))
         held.phase = JobPhase.FINISHED
         return out
 
@@ -650,6 +653,31 @@ class AgentSession:
             time=time,
             data=data,
         )
+
+
+E = TypeVar("E", StepFinished, JobFinished)
+
+
+def _fitting(report: E) -> E:
+    """``report``, without its outputs where they do not fit a frame: one that cannot be sent would never end."""
+    if not report.outputs:
+        return report
+    try:
+        encode(report)
+    except (ProtocolError, UnicodeEncodeError):
+        return structs.replace(
+            report,
+            outputs={},
+            result=Result.FAILED,
+            reason=Reason.OUTPUTS_INVALID,
+            detail="the outputs do not fit one message, or are no text; store large results elsewhere",
+        )
+    return report
+
+
+def _sayable(detail: str) -> str:
+    """Cut, and without half characters (a file name may hold any byte)."""
+    return detail[:DETAIL_LIMIT].encode("utf-8", "replace").decode()
 
 
 def _unexpected(message: ToAgent, where: str) -> ProtocolError:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from corral.model.errors import Fault
+from corral.workflow.words import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +21,19 @@ class Place:
 
     def at(self, field: str) -> Place:
         """A field of the same object."""
-        return replace(self, path=f"{self.path}.{field}")
+        return Place(file=self.file, line=self.line, path=f"{self.path}.{field}")
 
     def inside(self, name: str, file: str, line: int) -> Place:
         """An object below; without a line of its own it stands where this one does."""
         return Place(file=file or self.file, line=line or self.line, path=f"{self.path}.{name}")
+
+
+FAULT_LIMIT = 200
+"""Faults looked for at once; beyond it they are one mistake repeated, or somebody's attempt to keep us busy."""
+
+
+class Enough(Exception):
+    """``FAULT_LIMIT`` is reached."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +43,23 @@ class Checks:
     faults: dict[Fault, None] = field(default_factory=dict)
     incomplete: frozenset[str] = frozenset()
 
+    def add(self, place: Place, message: str, remedy: str) -> None:
+        """:raises Enough: there are ``FAULT_LIMIT`` of them."""
+        fault = Fault(
+            file=printable(place.file),
+            line=place.line,
+            path=printable(place.path),
+            message=printable(message),
+            remedy=printable(remedy),
+        )
+        self.faults.setdefault(fault)
+        if len(self.faults) >= FAULT_LIMIT:
+            raise Enough
+
     def missing(self, place: Place, message: str, remedy: str) -> None:
         """A fault that something is not there; only where all that the author wrote was read."""
         if place.file not in self.incomplete:
             self.add(place, message, remedy)
-
-    def add(self, place: Place, message: str, remedy: str) -> None:
-        fault = Fault(file=place.file, line=place.line, path=place.path, message=message, remedy=remedy)
-        self.faults.setdefault(fault)
 
 
 def relative_path_fault(path: str) -> str:

@@ -104,7 +104,7 @@ class _Collector:
         try:
             exec(code, module.__dict__)
         except BaseException as error:
-            if not (isinstance(error, NameError) and _missing_name(error) in lost):
+            if not (isinstance(error, NameError) and lost & {_missing_name(error), "*"}):
                 self._failed(file, error)
             lost |= _bound(statement)
 

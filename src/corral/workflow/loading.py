@@ -57,7 +57,7 @@ class Tree:
             parts.pop()
         if parts and all(part.isidentifier() for part in parts) and not is_standard(parts[0]):
             return ".".join(parts)
-        return "corral_author_" + hashlib.sha256(os.path.abspath(file).encode()).hexdigest()[:16]
+        return "corral_author_" + hashlib.sha256(os.fsencode(os.path.abspath(file))).hexdigest()[:16]
 
 
 def tree_of(file: str) -> Tree:

@@ -27,6 +27,9 @@ LOCK_LIMIT = 5 * 1024 * 1024
 LOCK_PATH = ".corral/corral.lock.json"
 """Where it lies in a work tree, committed."""
 
+_UNSEALED = "`hash` does not match the content: the file was edited or merged by hand"
+_OTHER_VERSION = "upgrade Corral here, or compile with the version that runs here"
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -40,6 +43,19 @@ def make_lock(workflows: Sequence[WorkflowSpec], files: Mapping[str, str]) -> Lo
 def lock_bytes(lock: Lock) -> bytes:
     """The file's content; the same for equal locks on every machine."""
     return (json.dumps(_plain(lock), sort_keys=True, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def check_lock(lock: Lock, name: str = "corral.lock.json") -> tuple[Fault, ...]:
+    """Every fault of a lock that did not come through :func:`read_lock`, such as the body of a request."""
+    if lock.version != LOCK_VERSION:
+        message = f"the lock file has version {lock.version}; this Corral reads version {LOCK_VERSION}"
+        return (Fault(file=name, path="version", message=message, remedy=_OTHER_VERSION),)
+    try:
+        sealed = lock.hash == _hash(_plain(lock))
+    except UnicodeEncodeError:
+        return (Fault(file=name, message="a text holds half of a surrogate pair", remedy=RECOMPILE),)
+    found = () if sealed else (Fault(file=name, path="hash", message=_UNSEALED, remedy=RECOMPILE),)
+    return (*found, *validate_files(lock, name), *validate(lock.workflows))
 
 
 def read_lock(source: Path | bytes, *, name: str = "") -> Lock:
@@ -137,9 +153,7 @@ def _check_version(raw: Json, text: str, name: str) -> None:
         _refuse(name, "not a lock file: `version` is missing or not a number", RECOMPILE, 1)
     if version > LOCK_VERSION:
         message = f"the lock file has version {version}; this Corral reads version {LOCK_VERSION}"
-        _refuse(
-            name, message, "upgrade Corral here, or compile with the version that runs here", _line(text, "version")
-        )
+        _refuse(name, message, _OTHER_VERSION, _line(text, "version"))
     if version < LOCK_VERSION:
         _refuse(name, f"there is no lock file version {version}", RECOMPILE, _line(text, "version"))
 
@@ -182,8 +196,7 @@ def _unknown(raw: object, value: object) -> Iterator[str]:
 def _hash_faults(raw: Json, text: str, name: str) -> list[Fault]:
     if not isinstance(raw, dict) or raw.get("hash") == _hash(raw):
         return []
-    message = "`hash` does not match the content: the file was edited or merged by hand"
-    return [Fault(file=name, line=_line(text, "hash"), path="hash", message=message, remedy=RECOMPILE)]
+    return [Fault(file=name, line=_line(text, "hash"), path="hash", message=_UNSEALED, remedy=RECOMPILE)]
 
 
 def _plain(lock: Lock) -> dict[str, Json]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from corral.model.expressions import (
@@ -23,7 +23,7 @@ from corral.model.expressions import (
 )
 from corral.model.spec import Result
 from corral.workflow.checks import Checks, Place
-from corral.workflow.words import did_you_mean
+from corral.workflow.words import did_you_mean, listed
 
 _NEED_KEYS = ("result", "outputs", "combinations")
 _STEP_KEYS = ("result", "outputs")
@@ -41,7 +41,7 @@ class Scope:
     """
 
     contexts: tuple[str, ...]
-    jobs: tuple[str, ...] = ()
+    jobs: Collection[str] = ()
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     matrix: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ Finding = tuple[str, str] | None
 def _reference_fault(path: Path, scope: Scope) -> Finding:
     root, *rest = path
     if root not in scope.contexts:
-        return f"`{root}` cannot be used here", f"here there are: {', '.join(scope.contexts)}"
+        return f"`{root}` cannot be used here", f"here there are: {listed(scope.contexts)}"
     if root == "needs":
         return _needs_fault(rest, scope)
     if root == "steps":
@@ -122,12 +122,12 @@ def _needs_fault(rest: list[str], scope: Scope) -> Finding:
     if job not in scope.needs:
         if job in scope.jobs:
             return f"job {job!r} is not among this job's needs", f"add {job!r} to needs"
-        return f"unknown job {job!r}{did_you_mean(job, scope.jobs)}", f"jobs: {', '.join(scope.jobs)}"
+        return f"unknown job {job!r}{did_you_mean(job, scope.jobs)}", f"jobs: {listed(scope.jobs)}"
     declared = scope.needs[job]
     if rest[1:2] == ["outputs"] and len(rest) > 2 and declared and rest[2] not in declared:
         return (
             f"job {job!r} has no output {rest[2]!r}{did_you_mean(rest[2], declared)}",
-            f"its outputs: {', '.join(declared)}",
+            f"its outputs: {listed(declared)}",
         )
     return _member_fault(f"needs.{job}", rest[1:], _NEED_KEYS)
 
@@ -139,7 +139,7 @@ def _steps_fault(rest: list[str], scope: Scope) -> Finding:
     if step in scope.later and step not in scope.steps:
         return f"step {step!r} has not run yet", "use it in a later step, or in the job's outputs"
     if step not in scope.steps:
-        known = ", ".join(scope.steps) or "none"
+        known = listed(scope.steps) or "none"
         return f"no earlier step is called {step!r}{did_you_mean(step, scope.steps)}", f"earlier steps: {known}"
     return _member_fault(f"steps.{step}", rest[1:], _STEP_KEYS)
 
@@ -149,7 +149,7 @@ def _matrix_fault(rest: list[str], scope: Scope) -> Finding:
         return "the job has no matrix", "give it one, or remove this"
     if rest and rest[0] not in scope.matrix:
         hint = did_you_mean(rest[0], scope.matrix)
-        return f"the matrix has no key {rest[0]!r}{hint}", f"its keys: {', '.join(scope.matrix)}"
+        return f"the matrix has no key {rest[0]!r}{hint}", f"its keys: {listed(scope.matrix)}"
     return None
 
 

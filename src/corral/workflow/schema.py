@@ -14,11 +14,9 @@ from jsonschema.exceptions import ValidationError
 
 from corral.model.errors import Fault
 from corral.model.spec import Lock
+from corral.workflow.checks import FAULT_LIMIT
 from corral.workflow.positions import Path, lines_of
-from corral.workflow.words import RECOMPILE, did_you_mean
-
-FAULT_LIMIT = 200
-"""Faults reported of one file; beyond it they are one mistake repeated."""
+from corral.workflow.words import RECOMPILE, did_you_mean, printable
 
 
 def schema_faults(raw: object, text: str, name: str) -> Iterator[Fault]:
@@ -27,7 +25,9 @@ def schema_faults(raw: object, text: str, name: str) -> Iterator[Fault]:
     found = [pair for error in errors for pair in _findings(error)]
     lines = lines_of(text, (place for place, _ in found))
     for place, message in sorted(found, key=lambda pair: (lines[pair[0]], dotted(pair[0]))):
-        yield Fault(file=name, line=lines[place], path=dotted(place), message=message, remedy=RECOMPILE)
+        yield Fault(
+            file=name, line=lines[place], path=printable(dotted(place)), message=printable(message), remedy=RECOMPILE
+        )
 
 
 @cache

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from corral.model.errors import Fault
 from corral.model.expressions import TEMPLATE_LIMIT
@@ -28,9 +30,9 @@ from corral.model.spec import (
     StepSpec,
     WorkflowSpec,
 )
-from corral.workflow.checks import Checks, Place, find_cycles, relative_path_fault
+from corral.workflow.checks import FAULT_LIMIT, Checks, Enough, Place, find_cycles, relative_path_fault
 from corral.workflow.references import Scope, check_condition, check_template
-from corral.workflow.words import RECOMPILE, did_you_mean
+from corral.workflow.words import RECOMPILE, did_you_mean, listed
 
 NAME_LIMIT = 100
 """Characters of a name: it becomes part of a title, a file name and a column."""
@@ -40,6 +42,12 @@ VALUE_LIMIT = 64 * 1024
 """Bytes of one environment value: Linux refuses a single string above 128 KiB."""
 ENV_LIMIT = 256
 """Variables of one workflow, job or step."""
+JOB_LIMIT = 512 * 1024
+"""Bytes of one job as JSON: half of a protocol frame, so that its offer has room for what its needs hand on."""
+WORKFLOWS_LIMIT = 256
+NEEDS_LIMIT = 256
+EXPRESSIONS_LIMIT = 256
+"""Expressions in the templates of one job."""
 LONGEST = 30 * 24 * 3600.0
 """Seconds of any timeout: a month. Above it a unit was mixed up."""
 ATTEMPTS_LIMIT = 100
@@ -50,6 +58,7 @@ MEMORY_LIMITS = (1024**2, 64 * 1024**4)
 REQUIREMENTS_LIMIT = 1000
 CYCLES_LIMIT = 20
 
+_REPOSITORY = "put it into a file of the repository"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _QUALNAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
@@ -64,6 +73,19 @@ def validate(workflows: Sequence[WorkflowSpec], *, incomplete: frozenset[str] = 
     :param incomplete: files of which a part is missing: that something is not there is no fault in them.
     """
     checks = Checks(incomplete=incomplete)
+    try:
+        _workflows(checks, workflows)
+    except Enough:
+        more = Fault(message=f"there may be more faults than these {FAULT_LIMIT}", remedy="correct these first")
+        return (*checks.faults, more)
+    return tuple(checks.faults)
+
+
+def _workflows(checks: Checks, workflows: Sequence[WorkflowSpec]) -> None:
+    if len(workflows) > WORKFLOWS_LIMIT:
+        nowhere = Place(file="", line=0, path="workflows")
+        checks.add(nowhere, f"{len(workflows)} workflows; the limit is {WORKFLOWS_LIMIT}", "join some")
+        return
     seen: dict[str, WorkflowSpec] = {}
     for workflow in workflows:
         place = Place(file=workflow.file, line=workflow.line, path=workflow.name)
@@ -72,22 +94,29 @@ def validate(workflows: Sequence[WorkflowSpec], *, incomplete: frozenset[str] = 
             checks.add(place, f"a second workflow is named {workflow.name!r}; the first is {where}", "rename one")
         seen.setdefault(workflow.name, workflow)
         _workflow(checks, workflow, place)
+
+
+def validate_files(lock: Lock, name: str) -> tuple[Fault, ...]:
+    """Whether the files that a lock's functions name are those it lists. ``name`` is the lock's."""
+    checks = Checks()
+    try:
+        _files(checks, lock, Place(file=name, line=0, path="files"))
+    except Enough:
+        pass  # the rest is the same again
     return tuple(checks.faults)
 
 
-def validate_files(lock: Lock, name: str) -> Iterator[Fault]:
-    """Whether the files that a lock's functions name are those it lists. ``name`` is the lock's."""
+def _files(checks: Checks, lock: Lock, place: Place) -> None:
     for path, digest in lock.files.items():
         fault = relative_path_fault(path) or ("" if _HASH.match(digest) else "its hash is not a SHA-256")
         if fault:
-            yield Fault(file=name, path=f"files.{path}", message=f"{path!r}: {fault}", remedy=RECOMPILE)
+            checks.add(place, f"{path!r}: {fault}", RECOMPILE)
     for workflow in lock.workflows:
         for job in workflow.jobs:
             for step in (*job.steps, *job.cleanup):
                 if step.kind is StepKind.FUNCTION and lock.files.get(step.file) != step.file_hash:
-                    path = f"{workflow.name}.{job.name}.{step.name}"
-                    message = f"file {step.file!r} is not in the lock's list of files with this hash"
-                    yield Fault(file=name, path=path, message=message, remedy=RECOMPILE)
+                    at = Place(file=place.file, line=0, path=f"{workflow.name}.{job.name}.{step.name}")
+                    checks.add(at, f"file {step.file!r} is not in the lock's list of files with this hash", RECOMPILE)
 
 
 def _where(item: WorkflowSpec | JobSpec | StepSpec) -> str:
@@ -99,6 +128,7 @@ def _where(item: WorkflowSpec | JobSpec | StepSpec) -> str:
 
 def _workflow(checks: Checks, workflow: WorkflowSpec, place: Place) -> None:
     _name(checks, place, workflow.name, "workflow")
+    _text(checks, place.at("description"), workflow.description, "the description", VALUE_LIMIT)
     _env(checks, place, workflow.env, Scope(contexts=("run", "event")))
     _timeout(checks, place.at("timeout"), workflow.timeout)
     if not workflow.jobs:
@@ -107,6 +137,7 @@ def _workflow(checks: Checks, workflow: WorkflowSpec, place: Place) -> None:
     if total > JOBS_LIMIT:
         message = f"workflow {workflow.name!r} has {total} jobs with its matrices expanded; the limit is {JOBS_LIMIT}"
         checks.add(place, message, "split the workflow")
+        return
     jobs: dict[str, JobSpec] = {}
     for job in workflow.jobs:
         below = place.inside(job.name, job.file, job.line)
@@ -145,7 +176,19 @@ def _name(checks: Checks, place: Place, name: str, what: str) -> None:
 
 
 def _job(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Place) -> None:
+    try:
+        size = len(msgspec.json.encode(job))
+    except UnicodeEncodeError:
+        checks.add(place, f"a text of job {job.name!r} holds half of a surrogate pair", "remove it")
+        return
+    if size > JOB_LIMIT:
+        checks.add(place, f"job {job.name!r} has {size} bytes; the limit is {JOB_LIMIT}", _REPOSITORY)
+        return
+    if len(job.needs) > NEEDS_LIMIT:
+        checks.add(place.at("needs"), f"{len(job.needs)} needs; the limit is {NEEDS_LIMIT}", "put a job in between")
+        return
     scope = _job_scope(job, jobs)
+    _expressions(checks, job, place)
     _name(checks, place, job.name, "job")
     _labels(checks, job, place)
     _needs(checks, job, jobs, place)
@@ -163,10 +206,20 @@ def _job(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Place
     _outputs(checks, job, scope, place)
 
 
+def _expressions(checks: Checks, job: JobSpec, place: Place) -> None:
+    """How many a job may have is bounded because the server evaluates them for strangers."""
+    steps = (*job.steps, *job.cleanup)
+    templates = [*job.env.values(), *job.outputs.values(), *(v for step in steps for v in step.env.values())]
+    count = sum(text.count("${{") for text in templates)
+    if count > EXPRESSIONS_LIMIT:
+        message = f"job {job.name!r} has {count} expressions in templates; the limit is {EXPRESSIONS_LIMIT}"
+        checks.add(place, message, "compute in a step")
+
+
 def _job_scope(job: JobSpec, jobs: Mapping[str, JobSpec]) -> Scope:
     return Scope(
         contexts=("needs", "matrix", "run", "event"),
-        jobs=tuple(jobs),
+        jobs=jobs,
         needs={need.job: tuple(jobs[need.job].outputs) for need in job.needs if need.job in jobs},
         matrix=tuple(dict.fromkeys(key for combination in job.matrix for key in combination)),
     )
@@ -194,7 +247,7 @@ def _needs(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Pla
         elif name not in jobs:
             others = [other for other in jobs if other != job.name]
             message = f"job {job.name!r} needs an unknown job {name!r}{did_you_mean(name, others)}"
-            checks.missing(at, message, f"this workflow has: {', '.join(others) or 'no other job'}")
+            checks.missing(at, message, f"this workflow has: {listed(others) or 'no other job'}")
         if count > 1:
             checks.add(at, f"job {job.name!r} needs {name!r} {count} times", "name it once, with one `when`")
 
@@ -336,7 +389,7 @@ def _function(checks: Checks, step: StepSpec, place: Place) -> None:
 def _env(checks: Checks, place: Place, env: Mapping[str, str], scope: Scope) -> None:
     at = place.at("env")
     if len(env) > ENV_LIMIT:
-        checks.add(at, f"{len(env)} variables; the limit is {ENV_LIMIT}", "put them into a file of the repository")
+        checks.add(at, f"{len(env)} variables; the limit is {ENV_LIMIT}", _REPOSITORY)
     for name, value in env.items():
         entry = at.at(name)
         _variable(checks, entry, name, "variable")
@@ -402,7 +455,7 @@ def _shell(checks: Checks, at: Place, shell: Iterable[str]) -> None:
 
 def _text(checks: Checks, at: Place, text: str, what: str, limit: int, *, lines: bool = True) -> None:
     if len(text.encode("utf-8", "surrogatepass")) > limit:
-        checks.add(at, f"{what} is above {limit} bytes", "put it into a file of the repository")
+        checks.add(at, f"{what} is above {limit} bytes", _REPOSITORY)
     if "\0" in text:
         checks.add(at, f"{what} holds a NUL character", "remove it")
     if any("\ud800" <= character <= "\udfff" for character in text):

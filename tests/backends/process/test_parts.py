@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -15,6 +16,7 @@ from corral.backends.interface import Denied, Misconfigured, NoCapacity, Transie
 from corral.backends.process import cgroups, procfs, sentences
 from corral.backends.process.environment import agent_environment, has_credentials, inherited
 from corral.backends.process.journal import ExitRecord, Journal, Place
+from corral.backends.process.turns import Turns
 from corral.model.ids import AgentId, ClusterId
 from tests.waiting import eventually
 
@@ -210,3 +212,30 @@ def test_the_warden_imports_only_the_standard_library() -> None:
     assert (
         loaded & {"asyncio", "dataclasses", "inspect", "logging", "msgspec", "subprocess", "typing", "corral"} == set()
     )
+
+
+def test_turns_are_taken_in_order_and_leave_nothing() -> None:
+    async def go() -> None:
+        turns = Turns()
+        order: list[str] = []
+
+        async def use(key: str, name: str) -> None:
+            async with turns.of(key):
+                order.append(f"{name} in")
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                order.append(f"{name} out")
+
+        await asyncio.gather(use("x", "a"), use("x", "b"), use("x", "c"))
+        assert order == ["a in", "a out", "b in", "b out", "c in", "c out"]
+        order.clear()
+        first, second = asyncio.create_task(use("x", "a")), asyncio.create_task(use("x", "b"))
+        await first
+        await asyncio.gather(use("x", "late"), second)
+        assert order == ["a in", "a out", "b in", "b out", "late in", "late out"]
+        order.clear()
+        await asyncio.gather(use("x", "a"), use("y", "b"))
+        assert order[:2] == ["a in", "b in"]
+        assert turns._locks == {}
+
+    asyncio.run(go())

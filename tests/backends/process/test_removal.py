@@ -64,7 +64,7 @@ def test_what_its_mode_protects(tmp_path: Path, mode: int) -> None:
 def test_a_tree_deeper_than_recursion_names_and_descriptors(tmp_path: Path) -> None:
     (tmp_path / "top").mkdir()
     here = os.open(tmp_path / "top", os.O_RDONLY)
-    for _ in range(2000):
+    for _ in range(1200):
         os.mkdir("deeper", dir_fd=here)
         below = os.open("deeper", os.O_RDONLY, dir_fd=here)
         os.close(here)

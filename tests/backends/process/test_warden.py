@@ -48,8 +48,10 @@ def test_it_names_itself_before_the_agent_runs(tmp_path: Path) -> None:
 def test_without_its_directory_it_starts_nothing(tmp_path: Path) -> None:
     """Its instance was removed before it came up: nobody would ever find it again."""
     command = [sys.executable, "-I", "-S", WARDEN, str(tmp_path / "gone"), "--home", str(tmp_path), "--"]
-    done = subprocess.run([*command, "/usr/bin/touch", str(tmp_path / "started")], timeout=20, check=False)
-    assert done.returncode == 1
+    done = subprocess.run(
+        [*command, "/usr/bin/touch", str(tmp_path / "started")], timeout=20, check=False, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,8 @@ from corral.backends.tail import Bounds
 
 class Model:
     def __init__(self, bounds: Bounds) -> None:
-        self.bounds, self.queue, self.lost, self.told, self.line, self.skip = bounds, list[bytes](), 0, 0, b"", False
+        self.bounds, self.queue, self.line, self.skip = bounds, list[bytes](), b"", False
+        self.lost, self.told = 0, 0
 
     def read(self, data: bytes) -> None:
         for byte in data:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,10 @@ SMALL = Bounds(line_bytes=8, read_bytes=7, queued_lines=4, queued_bytes=48, pati
 
 
 async def take(tail: Tail, count: int) -> list[bytes]:
-    """The next ``count`` lines; fails where one does not come. The loop turns only where one has to be waited for."""
+    """The next ``count`` lines; fails where one does not come.
+
+    The loop turns only where a line has to be waited for.
+    """
     async with asyncio.timeout(WITHIN):
         return [await anext(tail) for _ in range(count)]
 
@@ -64,9 +66,9 @@ def append(path: Path, data: bytes) -> None:
 def open_descriptors() -> set[str]:
     """What this process has open, by target."""
     found = set()
-    for name in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         try:
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
+            found.add(str(link.readlink()))
         except FileNotFoundError:
             continue
     return found

@@ -13,11 +13,6 @@ BOUNDS = Bounds(line_bytes=10, queued_lines=6, queued_bytes=60, patience=0)
 batches = st.lists(st.integers(1, 10), min_size=1, max_size=5)
 
 
-def take(self) -> bytes | None:
-        lines = self.backlog.take() if self.backlog.take_nothing_owed() else None
-        raise AssertionError(lines)
-
-
 def take(backlog: Backlog, hand: list[object]) -> bytes | None:
     """One line. ``hand`` is the iterator that the consumer walks: an overflow exhausts it behind its back."""
     while True:

@@ -15,9 +15,8 @@ from tests.backends.tail.model import Model
 from tests.backends.tail.rig import SMALL, Watch, append, both_ways, has_read, rest, start_reading, take
 
 # Few letters, many newlines, and bytes that are no UTF-8: limits and blank lines are met all the time.
-chunks = st.lists(st.sampled_from([b"\n", b"a", b"bc", b"\xff", b"\xe2\x82", b"\xac", b"\r", b"0123456789"])).map(
-    b"".join
-)
+pieces = [b"\n", b"a", b"bc", b"\xff", b"\xe2\x82", b"\xac", b"\r", b"0123456789"]
+chunks = st.lists(st.sampled_from(pieces)).map(b"".join)
 steps = st.lists(
     st.one_of(
         chunks.map(lambda data: ("write", data)),
@@ -68,7 +67,7 @@ async def follow(path: Path, script: list[tuple[str, object]], limits: Bounds, w
 
 @both_ways
 def test_the_output_is_the_models_for_any_writes_reads_and_takes(watch: Watch) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(script=steps, limits=bounds.map(_read_at_once))
     def holds(script: list[tuple[str, object]], limits: Bounds) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +86,7 @@ def _read_at_once(limits: Bounds) -> Bounds:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(parts=st.lists(chunks, max_size=12), limits=bounds)
 def test_no_bound_is_passed_however_little_is_read_at_once(parts: list[bytes], limits: Bounds) -> None:
     """Tiny reads, nothing taken until the end: the newest lines that fit, behind one marker."""

@@ -24,7 +24,7 @@ def test_inotify_alone_wakes_a_tail_again_and_again(tmp_path: Path) -> None:
         for number in range(50):
             line = b"%d" % number
             waiting = start_reading(tail)
-            await until(lambda: tail._reader.begun)
+            await until(lambda: tail._reader.resting)
             append(log, line + b"\n")
             assert await asyncio.wait_for(waiting, 5) == line
         await tail.aclose()
@@ -117,7 +117,7 @@ def test_it_works_on_uvloop(tmp_path: Path) -> None:
     async def run() -> list[bytes]:
         tail: Tail = tail_file(log, asyncio.Event())
         waiting = start_reading(tail)
-        await until(lambda: tail._reader.begun)
+        await until(lambda: tail._reader.resting)
         append(log, b"a\nb\n")
         lines = [await waiting, *await take(tail, 1)]
         await tail.aclose()
@@ -138,7 +138,7 @@ async def main(folder, files):
         open(path, "wb").close()
         tails.append(tail_file(path, asyncio.Event(), watcher=watcher))
     waiting = [asyncio.ensure_future(anext(tail)) for tail in tails]
-    while watcher.seats < files or not all(tail._reader.begun for tail in tails):
+    while watcher.seats < files or not all(tail._reader.resting for tail in tails):
         await asyncio.sleep(0)
     armed = watcher.armed
     for round in range(2):
@@ -157,7 +157,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 def limited(setting: str, value: int, folder: Path, files: int) -> int:
-    """How many of ``files`` tails inotify looks after where the kernel's limit is ``value``; all were served."""
+    """How many of ``files`` tails inotify looks after under the kernel's limit; all were served."""
     shell = f'echo {value} > /proc/sys/user/{setting} || exit 77; exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
     command += [sys.executable, "-c", LIMITED, str(folder), str(files)]
@@ -198,6 +198,28 @@ def test_an_inotify_instance_that_becomes_free_is_taken_up(tmp_path: Path) -> No
         await until(lambda: watcher.armed == 1)
         waiting.cancel()
         await has_read(tail, 4)
+        await tail.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_write_before_the_arming_is_seen_without_an_event(tmp_path: Path) -> None:
+    """The watch is set after the last read; what was written between the two causes no event."""
+
+    class Late(Watcher):
+        """Something is written in the very moment before the watch is set."""
+
+        def add_watch(self, seat, fd):  # type: ignore[no-untyped-def]
+            if late:
+                append(log, late.pop())
+            return super().add_watch(seat, fd)
+
+    log, late = tmp_path / "log", [b"late\n"]
+
+    async def run() -> None:
+        log.touch()
+        tail = tail_file(log, asyncio.Event(), watcher=Late(interval=NEVER))
+        assert await asyncio.wait_for(anext(tail), 5) == b"late"
         await tail.aclose()
 
     asyncio.run(run())

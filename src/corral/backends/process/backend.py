@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from corral.backends.interface import (
 )
 from corral.backends.process import cgroups, checks, killing, removal, sentences, spawn, strays
 from corral.backends.process.journal import JOURNAL, Identity, Journal, Place, make_root
+from corral.backends.process.turns import Turns
 from corral.backends.process.users import Slots, User, named_user
 from corral.backends.process.watch import Warden, Wardens, send
 from corral.model.ids import AgentId, ClusterId
@@ -48,6 +50,8 @@ WARDEN_SLACK = 2.0
 """Seconds beyond the grace after which a warden that was told to stop counts as hung."""
 PIDS_LIMIT = 4096
 """Processes and threads of one instance: a large parallel build fits, a fork bomb does not take the host."""
+DEATH_SECONDS = 10.0
+"""Seconds that killed processes may take to die before the caller is told which do not (uninterruptible ones)."""
 STRAY_PAUSE = 0.02
 """Seconds between two looks for processes that were killed and are not dead yet."""
 WORKERS = 4
@@ -69,7 +73,8 @@ class _Attempt:
     async def read(self, fd: int) -> bytes:
         """What the other end says in one write, nothing when it closes. :raises Transient: abandoned meanwhile."""
         loop = asyncio.get_running_loop()
-        ready = self._ready = loop.create_future()
+        ready: asyncio.Future[bytes] = loop.create_future()
+        self._ready = ready
         if self.abandoned:
             self.abandon()
         loop.add_reader(fd, _answer, ready, fd)
@@ -146,17 +151,22 @@ class ProcessBackend:
         self._tied_read, self._tied_write = os.pipe() if tied else (-1, -1)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="process-backend")
         self._wardens = Wardens(self._on_warden_end)
-        self._locks: dict[AgentId, asyncio.Lock] = {}
+        self._turns = Turns()
         self._creating: set[AgentId] = set()
+        self._clearing: set[AgentId] = set()
+        self._reported: set[AgentId] = set()
         self._destroying: dict[AgentId, asyncio.Task[None]] = {}
         self._watchers: list[Callable[[Ending], None]] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._closed = False
+        self._stopped = False
 
     # --- the contract ------------------------------------------------------------------------------------------
 
     async def create(self, spec: InstanceSpec, deadline: float) -> Created:
         attempt = _Attempt()
+        # A later destroy is about this creation, too: it does not join one that began before.
+        self._destroying.pop(spec.agent_id, None)
         task = self._task(self._locked(spec.agent_id, self._create(spec, attempt)))
         try:
             return await self._bounded(task, deadline, f"instance {spec.agent_id} was not up")
@@ -166,11 +176,15 @@ class ProcessBackend:
 
     async def destroy(self, agent_id: AgentId, deadline: float) -> None:
         task = self._destroying.get(agent_id)
-        if task is None:
-            task = self._task(self._locked(agent_id, self._destroy(agent_id, deadline)))
+        if task is None or task.done():
+            task = self._task(self._locked(agent_id, self._destroy(agent_id)))
             self._destroying[agent_id] = task
-            task.add_done_callback(lambda _: self._destroying.pop(agent_id, None))
+            task.add_done_callback(partial(self._destroyed, agent_id))
         await self._bounded(task, deadline, f"instance {agent_id} is not confirmed gone")
+
+    def _destroyed(self, agent_id: AgentId, task: asyncio.Task[None]) -> None:
+        if self._destroying.get(agent_id) is task:
+            del self._destroying[agent_id]
 
     async def list(self) -> tuple[Instance, ...]:
         found = await self._in_worker(self._scan)
@@ -190,14 +204,17 @@ class ProcessBackend:
     def watch(self, on_ending: Callable[[Ending], None]) -> None:
         """Instances that were already running, or have ended unwatched, are picked up at once. In the event loop."""
         self._watchers.append(on_ending)
-        self._task(self._adopt_all())
+        self._task(self._adopt_all(on_ending))
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=self._kill_grace + WARDEN_SLACK + DEATH_SECONDS)
+        for task in tuple(self._tasks):
+            task.cancel()
+        self._stopped = True
         self._wardens.close()
         for fd in (self._tied_read, self._tied_write):
             if fd >= 0:
@@ -218,10 +235,10 @@ class ProcessBackend:
         self._creating.add(spec.agent_id)
         try:
             # What an earlier coordinator left half made, if anything.
-            await self._clear(spec.agent_id, self._undo_deadline())
+            await self._clear(spec.agent_id)
             created, warden = await self._bring_up(spec, place, attempt)
         except BaseException:
-            await self._clear(spec.agent_id, self._undo_deadline())
+            await self._clear(spec.agent_id)
             raise
         finally:
             self._creating.discard(spec.agent_id)
@@ -229,9 +246,6 @@ class ProcessBackend:
             # Before anybody knew that it was there.
             self._on_warden_end(spec.agent_id)
         return created
-
-    def _undo_deadline(self) -> float:
-        return self._clock.monotonic() + self._kill_grace + 2 * WARDEN_SLACK
 
     def _already(self, place: Place) -> Created | None:
         """The instance of an earlier call, ended or not: an agent id is never started twice."""
@@ -329,47 +343,54 @@ class ProcessBackend:
 
     # --- destroying --------------------------------------------------------------------------------------------
 
-    async def _destroy(self, agent_id: AgentId, deadline: float) -> None:
-        await self._clear(agent_id, self._clock.monotonic() + deadline)
+    async def _destroy(self, agent_id: AgentId) -> None:
+        self._clearing.add(agent_id)
+        try:
+            await self._clear(agent_id)
+        finally:
+            self._clearing.discard(agent_id)
 
-    async def _clear(self, agent_id: AgentId, until: float) -> None:
-        """Nothing of the instance is left when this returns. ``until``: monotonic second."""
+    async def _clear(self, agent_id: AgentId) -> None:
+        """Nothing of the instance is left when this returns. It takes its own time: a caller in a hurry leaves, but
+        does not shorten the grace of an agent that is ending."""
         place = self._place(agent_id)
         exists, journal = await self._in_worker(lambda: (place.exists(), place.journal()))
         if not exists or (journal is not None and journal.cluster_id != self.cluster_id):
-            self._give_slot_back(agent_id)
+            self._forget(agent_id)
             return
         warden = self._wardens.get(agent_id) or await self._adopt(place)
         if warden is not None:
-            await self._stop(warden, until)
+            await self._stop(warden)
         traits = strays.Traits(
             agent_id=agent_id,
             slot=-1 if journal is None else journal.slot,
             cgroups=() if journal is None else journal.cgroups,
         )
-        await self._kill_strays(traits, until)
+        await self._kill_strays(traits)
         await self._in_worker(lambda: _remove(place, traits))
-        self._give_slot_back(agent_id)
+        self._forget(agent_id)
 
-    async def _stop(self, warden: Warden, until: float) -> None:
+    async def _stop(self, warden: Warden) -> None:
         send(warden, signal.SIGTERM)
-        patience = min(self._kill_grace + WARDEN_SLACK, max(until - self._clock.monotonic(), 0.0))
-        if await _happens(warden.ended, patience):
+        if await _happens(warden.ended, self._kill_grace + WARDEN_SLACK):
             return
         # Hung or stopped. What is below it goes first: once it is dead they are not its descendants any more.
-        await self._in_worker(lambda: killing.freeze_and_kill(warden.pid))
+        handle = os.dup(warden.pidfd)
+        await self._in_worker(lambda: _kill_below(warden.pid, handle))
         send(warden, signal.SIGKILL)
-        if not await _happens(warden.ended, max(until - self._clock.monotonic(), 1.0)):
+        if not await _happens(warden.ended, DEATH_SECONDS):
             raise Transient(f"the warden of {warden.agent_id} (pid {warden.pid}) does not die")
 
-    async def _kill_strays(self, traits: strays.Traits, until: float) -> None:
+    async def _kill_strays(self, traits: strays.Traits) -> None:
+        until = self._clock.monotonic() + DEATH_SECONDS
         while met := await self._in_worker(lambda: strays.kill(traits)):
             if self._clock.monotonic() >= until:
                 names = ", ".join(strays.name(pid) for pid in met[:5])
                 raise Transient(f"{len(met)} processes of {traits.agent_id} are still alive: {names}")
             await self._clock.sleep(STRAY_PAUSE)
 
-    def _give_slot_back(self, agent_id: AgentId) -> None:
+    def _forget(self, agent_id: AgentId) -> None:
+        self._reported.discard(agent_id)
         if self._slots is not None:
             self._slots.give_back(agent_id)
 
@@ -390,7 +411,7 @@ class ProcessBackend:
         elif identity is None:
             detail = "its creation was cut short"
         else:
-            detail = sentences.ending(place.exit_record())
+            detail = _end_of(place)
         return _Found(journal=journal, identity=identity, pidfd=pidfd, detail=detail)
 
     def _listed(self, found: _Found) -> Instance:
@@ -409,11 +430,16 @@ class ProcessBackend:
             detail="" if running else found.detail,
         )
 
-    async def _adopt_all(self) -> None:
-        """Of what an earlier coordinator left: watch what lives, report what has ended."""
+    async def _adopt_all(self, on_ending: Callable[[Ending], None]) -> None:
+        """Of what an earlier coordinator left: watch what lives, report what has ended, also to a later watcher."""
         for instance in await self.list():
-            if instance.ended and instance.agent_id not in self._destroying:
-                self._report(Ending(agent_id=instance.agent_id, detail=instance.detail))
+            if not instance.ended or instance.agent_id in self._clearing:
+                continue
+            ending = Ending(agent_id=instance.agent_id, detail=instance.detail)
+            if instance.agent_id in self._reported:
+                on_ending(ending)
+            else:
+                self._report(ending)
 
     async def _adopt(self, place: Place) -> Warden | None:
         identity = await self._in_worker(place.identity)
@@ -429,11 +455,14 @@ class ProcessBackend:
             self._wardens.adopt(agent_id, pid, pidfd)
 
     def _on_warden_end(self, agent_id: AgentId) -> None:
-        if agent_id in self._destroying or agent_id in self._creating:
-            return
-        self._report(Ending(agent_id=agent_id, detail=sentences.ending(self._place(agent_id).exit_record())))
+        if agent_id not in self._clearing and agent_id not in self._creating:
+            self._report(Ending(agent_id=agent_id, detail=_end_of(self._place(agent_id))))
 
     def _report(self, ending: Ending) -> None:
+        """Once per instance: it may be seen to end and be found ended."""
+        if ending.agent_id in self._reported:
+            return
+        self._reported.add(ending.agent_id)
         for watcher in self._watchers:
             watcher(ending)
 
@@ -450,20 +479,19 @@ class ProcessBackend:
         return self._host_cgroups
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
+        if self._stopped:
+            raise Transient("the process backend is closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._workers, work)
         except OSError as error:
             raise sentences.system_error(error.errno or 0, f"use {error.filename or self.root}") from None
 
     async def _locked(self, agent_id: AgentId, work: Coroutine[object, object, T]) -> T:
-        lock = self._locks.setdefault(agent_id, asyncio.Lock())
         try:
-            async with lock:
+            async with self._turns.of(agent_id):
                 return await work
         finally:
             work.close()
-            if not lock.locked() and self._locks.get(agent_id) is lock:
-                del self._locks[agent_id]
 
     def _task(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
@@ -499,6 +527,17 @@ def _remove(place: Place, traits: strays.Traits) -> None:
     for path in traits.cgroups:
         cgroups.remove(path)
     removal.remove_tree(str(place.path), last=(JOURNAL,))
+
+
+def _kill_below(pid: int, handle: int) -> None:
+    try:
+        killing.freeze_and_kill(pid, handle)
+    finally:
+        os.close(handle)
+
+
+def _end_of(place: Place) -> str:
+    return sentences.ending(place.exit_record(), place.last_words())
 
 
 async def _happens(event: asyncio.Event, patience: float) -> bool:

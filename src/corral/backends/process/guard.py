@@ -6,7 +6,6 @@ It outlives the coordinator. It ends only when every descendant is dead, and its
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
@@ -318,6 +317,9 @@ class Guard:
             pass
 
     def _record(self, reason: str, message: str) -> None:
+        # Only now: the module would cost every instance a megabyte for all its life.
+        import json
+
         status = self.status
         record = {
             "version": 1,

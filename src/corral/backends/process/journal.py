@@ -28,6 +28,8 @@ from corral.backends.process import guard, procfs
 from corral.model.ids import AgentId, ClusterId
 
 JOURNAL = "instance.json"
+LAST_WORDS = 400
+"""Bytes of the agent's output that may appear in a message: one line."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -95,6 +97,17 @@ class Place:
 
     def exit_record(self) -> ExitRecord | None:
         return _decoded(self.path / guard.EXIT, ExitRecord)
+
+    def last_words(self) -> str:
+        """The last line that the agent wrote to its own output, printable characters only, or nothing."""
+        try:
+            with open(self.path / guard.OUTPUT, "rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - LAST_WORDS, 0))
+                lines = file.read(LAST_WORDS).decode("utf-8", "replace").split("\n")
+        except OSError:
+            return ""
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return "".join(letter for letter in last if letter.isprintable())[-LAST_WORDS:].strip()
 
     def identity(self) -> Identity | None:
         """The warden as it named itself, or None when it has not come that far."""

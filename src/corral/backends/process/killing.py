@@ -19,25 +19,28 @@ FREEZE_PASSES = 16
 storm is frozen in three or four, and what still escapes is met by the caller's next round."""
 
 
-def freeze_and_kill(root: int) -> None:
+def freeze_and_kill(root: int, root_fd: int = -1) -> None:
     """One round over all descendants of ``root``: stop until no new one is met, then SIGKILL them all.
 
+    ``root_fd``: a pidfd of it, or -1 when it is the caller itself, whose pid cannot become another's.
     Stopping first keeps a fork storm from replacing what is being killed.
     """
     known: set[int] = set()
     for _ in range(FREEZE_PASSES):
-        met = signal_descendants(root, signal.SIGSTOP)
+        met = signal_descendants(root, signal.SIGSTOP, root_fd)
         if met <= known:
             break
         known |= met
-    signal_descendants(root, signal.SIGKILL)
+    signal_descendants(root, signal.SIGKILL, root_fd)
 
 
-def signal_descendants(root: int, number: int) -> set[int]:
+def signal_descendants(root: int, number: int, root_fd: int = -1) -> set[int]:
     """Send ``number`` to every living descendant of ``root`` that can be verified now; their pids."""
     met: set[int] = set()
     # Depth first with an explicit stack: a chain of processes may be deeper than Python's recursion.
-    path: list[tuple[int, int, Iterator[int]]] = [(root, -1, iter(procfs.children(root)))]
+    path: list[tuple[int, int, Iterator[int]]] = [
+        (root, -1 if root_fd < 0 else os.dup(root_fd), iter(procfs.children(root)))
+    ]
     try:
         while path:
             parent, parent_fd, rest = path[-1]

@@ -27,23 +27,29 @@ def system_error(number: int, doing: str) -> CorralError:
     return Transient(f"could not {doing} ({why})")
 
 
-def ending(record: ExitRecord | None) -> str:
-    """One sentence. None: the warden left no record."""
+def ending(record: ExitRecord | None, last_words: str = "") -> str:
+    """One sentence. ``record``: None when the warden left none. ``last_words``: the agent's own last line."""
     if record is None:
-        return "the warden was killed from outside; its agent died with it"
+        return "the warden was killed from outside (or could not write its record); its agent died with it"
     match record.reason:
         case "not_started":
             return f"the agent could not be started: {record.message}"
         case "claim_ended":
-            return "the agent did not register in time and was killed"
+            return "the agent did not register in time and was killed" + _quoted(last_words)
         case "grant_ended":
             return "no coordinator answered the agent until its grant ran out; it was killed"
         case "stopped":
             return f"the instance was told to stop; {_status(record)}"
         case "owner_gone":
             return f"the coordinator it was tied to is gone; {_status(record)}"
-        case _:
+        case _ if record.code == 0:
             return _status(record)
+        case _:
+            return _status(record) + _quoted(last_words)
+
+
+def _quoted(last_words: str) -> str:
+    return f"; its last line: {last_words}" if last_words else ""
 
 
 def _status(record: ExitRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ class Slots:
     def __init__(self, uids: range) -> None:
         self._uids = uids
         self._lent: dict[AgentId, int] = {}
+        self._lock = threading.Lock()
+        """Several worker threads lend at once."""
 
     def lend(self, agent_id: AgentId, taken: Iterable[int]) -> User:
         """The lowest free uid. ``taken``: those of instances on disk. A uid with a living process is somebody
@@ -55,11 +58,12 @@ class Slots:
 
         :raises NoCapacity: all are in use.
         """
-        busy = {*taken, *self._lent.values(), *living_uids()}
-        for uid in self._uids:
-            if uid not in busy:
-                self._lent[agent_id] = uid
-                return User(uid=uid, gid=uid, exclusive=True)
+        busy = {*taken, *living_uids()}
+        with self._lock:
+            free = next((uid for uid in self._uids if uid not in busy and uid not in self._lent.values()), None)
+            if free is not None:
+                self._lent[agent_id] = free
+                return User(uid=free, gid=free, exclusive=True)
         raise NoCapacity(
             f"all {len(self._uids)} uids {self._uids.start}–{self._uids.stop - 1} are in use; "
             "wait for an instance to end or widen the range",

@@ -40,6 +40,9 @@ class FileId:
     device: int
     inode: int
 
+    def is_of(self, status: os.stat_result) -> bool:
+        return status.st_ino == self.inode and status.st_dev == self.device
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -74,6 +77,8 @@ class Place:
     def status(self) -> os.stat_result | None:
         """What stands at the path now, links not followed; ``None`` where nothing does."""
         try:
+            if self.beneath is None:
+                return os.stat(self.path, follow_symlinks=False)  # noqa: PTH116 - a Path costs more than the call
             with self.parent() as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -94,8 +99,7 @@ class Place:
                 handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
                 try:
                     require_regular(os.fstat(handle), self.path)
-                    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-                    return os.open(f"/proc/self/fd/{handle}", flags)
+                    return _open_same(handle, folder, name)
                 finally:
                     os.close(handle)
         except FileNotFoundError:
@@ -110,6 +114,20 @@ def _create(folder: int | None, name: str) -> None:
         os.close(os.open(name, flags, NEW_FILE_MODE, dir_fd=folder))
     except FileExistsError:
         pass
+
+
+def _open_same(handle: int, folder: int | None, name: str) -> int:
+    """A descriptor that reads what ``handle`` stands for."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(f"/proc/self/fd/{handle}", flags)
+    except OSError:
+        # No /proc, or one closed to a process that changed its user: by name, and checked afterwards.
+        fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    if os.path.sameopenfile(fd, handle):
+        return fd
+    os.close(fd)
+    raise FileNotFoundError(name)
 
 
 def require_regular(status: os.stat_result, path: str) -> None:

@@ -49,7 +49,6 @@ class Seat:
         self.phase = phase
         self.watch: Watch | None = None
         self.doubted = False
-        # What is waited for stands at the path, where no watch is: look every tick.
         self.restless = True
 
     @property
@@ -61,6 +60,13 @@ class Seat:
         """Ask to be woken at the next change of the open file; look at it once more after this."""
         if self.watch is None:
             self.watch = self._watcher.add_watch(self, fd)
+            self._watcher.sort(self)
+
+    def rest_is(self, *, uneasy: bool) -> None:
+        """``uneasy``: what is waited for comes at the path, where no watch is: a full look every tick."""
+        if uneasy != self.restless:
+            self.restless = uneasy
+            self._watcher.sort(self)
 
     def disarm(self) -> None:
         """The file that was asked about is not the one any more."""
@@ -84,6 +90,9 @@ class Watcher:
         self._inotify: Inotify | None = None
         self._by_watch: dict[int, set[Seat]] = {}
         self._seats: dict[Seat, None] = {}
+        # The seats again, by what a tick has to do with them: 1,000 armed ones cost it nothing.
+        self._polled: dict[Seat, None] = {}
+        self._swept: list[dict[Seat, None]] = [{} for _ in range(SWEEP_TICKS)]
         self._timer: asyncio.TimerHandle | None = None
         self._tick = 0
 
@@ -104,15 +113,26 @@ class Watcher:
     def join(self, watched: Watched, wake: Callable[[], None]) -> Seat:
         seat = Seat(watcher=self, watched=watched, wake=wake, phase=len(self._seats) % SWEEP_TICKS)
         self._seats[seat] = None
+        self._swept[seat.phase][seat] = None
+        self.sort(seat)
         if self._timer is None:
             self._start()
         return seat
 
     def remove(self, seat: Seat) -> None:
-        self._seats.pop(seat, None)
         self.forget(seat)
+        self._seats.pop(seat, None)
+        self._swept[seat.phase].pop(seat, None)
+        self._polled.pop(seat, None)
         if not self._seats:
             self._stop()
+
+    def sort(self, seat: Seat) -> None:
+        """Poll the seat, or leave it to inotify and the sweep."""
+        if seat.armed and not seat.restless:
+            self._polled.pop(seat, None)
+        elif seat in self._seats:
+            self._polled[seat] = None
 
     def add_watch(self, seat: Seat, fd: int) -> Watch | None:
         """The watch; ``None`` where the system has none to give: the seat is polled."""
@@ -170,10 +190,12 @@ class Watcher:
         for seat in self._by_watch.pop(watch, ()):
             seat.watch = None
             seat.doubted = False
+            self.sort(seat)
             seat.wake()
 
     def forget(self, seat: Seat) -> None:
         watch, seat.watch, seat.doubted = seat.watch, None, False
+        self.sort(seat)
         if watch is None:
             return
         sharers = self._by_watch.get(watch.wd, set())
@@ -193,21 +215,21 @@ class Watcher:
         else:
             # What is already told is not missed.
             self._on_events()
-        for seat in list(self._seats):
-            self._look_after(seat)
+        swept = self._swept[self._tick % SWEEP_TICKS]
+        for seat in tuple(self._polled):
+            if seat not in swept and (seat.watched.look() if seat.restless else seat.watched.glance()):
+                self._found(seat)
+        for seat in tuple(swept):
+            if seat.watched.look():
+                self._found(seat)
         if self._seats:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_tick)
 
-    def _look_after(self, seat: Seat) -> None:
-        if seat.restless or self._tick % SWEEP_TICKS == seat.phase:
-            changed = seat.watched.look()
-        elif seat.armed:
-            return
-        else:
-            changed = seat.watched.glance()
-        if changed:
-            seat.doubted = seat.watch is not None
-            seat.wake()
+    def _found(self, seat: Seat) -> None:
+        """A look found what no event has told."""
+        seat.doubted = seat.watch is not None
+        self.sort(seat)
+        seat.wake()
 
 
 _Q_OVERFLOW = 0x4000

@@ -27,6 +27,7 @@ class TokenRole(StrEnum):
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
+    AGENT = "agent"
 
 
 @app.command()
@@ -34,16 +35,30 @@ def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What it is for; shown in lists.")],
     role: Annotated[
-        TokenRole, typer.Option(help="viewer reads, operator runs and cancels, admin also manages tokens.")
-    ] = TokenRole.VIEWER,
+        TokenRole | None,
+        typer.Option(
+            help="viewer (default) reads, operator runs and cancels, admin also manages tokens, "
+            "agent is a static agent and needs --labels."
+        ),
+    ] = None,
+    labels: Annotated[
+        str, typer.Option("--labels", metavar="A,B", help="Make a static agent's token: the labels it offers.")
+    ] = "",
     state_dir: StateDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token. It is printed once, and stored only as a hash."""
+    """Make a token. It is printed once, and stored only as a hash.
+
+    A static agent is one token: `corral token create NAME --labels a,b`, then
+    `corral agent --url URL --token-file FILE`.
+    """
+    given = tuple(label.strip() for label in labels.split(",") if label.strip())
+    chosen = role or (TokenRole.AGENT if given else TokenRole.VIEWER)
+    new = NewToken(name=name, role=chosen.value, labels=given)
 
     async def work(client: Client) -> CreatedToken:
-        return await client.create_token(NewToken(name=name, role=role.value))
+        return await client.create_token(new)
 
     made = with_client(context, state_dir, url, work)
     if as_json:

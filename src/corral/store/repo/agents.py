@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
 from corral.model.records import Agent, PoolHealth, Provision
 from corral.model.states import AGENT, PROVISION, AgentEvent, AgentState, ProvisionEvent, ProvisionState
-from corral.store.repo.rows import columns, many, one
+from corral.store.repo.rows import NOW, NULL, change, columns, many, one
 from corral.store.tables import agents, claims, db_now, pool_health, provisions
 from corral.wire.messages import Facts
 
 _AGENT = columns(agents, Agent)
 _PROVISION = columns(provisions, Provision)
+_SESSION = select(agents.c.session).where(agents.c.id == bindparam("id"))
+_AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -53,7 +55,11 @@ def add(
 
 
 def get(connection: Connection, agent_id: AgentId) -> Agent | None:
-    return one(Agent, connection.execute(select(*_AGENT).where(agents.c.id == agent_id)).first())
+    return one(Agent, connection.execute(_AGENT_GET, {"id": agent_id}).first())
+
+
+def session_of(connection: Connection, agent_id: AgentId) -> int | None:
+    return connection.execute(_SESSION, {"id": agent_id}).scalar()
 
 
 def some(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Agent, ...]:
@@ -80,39 +86,25 @@ def facts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[AgentId,
 
 def assign(connection: Connection, agent_id: AgentId, *, session: int, job_id: JobId, attempt: int) -> bool:
     """The offer's half on the agent row; False: cordoned, assigned, or another session by now."""
-    done = connection.execute(
-        update(agents)
-        .where(
-            agents.c.id == agent_id,
-            agents.c.session == session,
-            agents.c.state == AgentState.ONLINE,
-            agents.c.assignment.is_(None),
-            agents.c.cordon_reason.is_(None),
-        )
-        .values(
-            assignment=job_id,
-            assigned_attempt=attempt,
-            ever_assigned=True,
-            idle_since=None,
-            version=agents.c.version + 1,
-        )
-    )
-    return done.rowcount == 1
+    where = {
+        "id": agent_id,
+        "session": session,
+        "state": AgentState.ONLINE,
+        "assignment": NULL,
+        "cordon_reason": NULL,
+    }
+    values = {"assignment": job_id, "assigned_attempt": attempt, "ever_assigned": True, "idle_since": None}
+    return change(connection, agents, where, values) == 1
 
 
 def unassign(
     connection: Connection, agent_id: AgentId, *, job_id: JobId, attempt: int, cordon: str | None = None
 ) -> bool:
     """Free the agent of this attempt (and of no other), cordoning it in the same write where asked."""
-    values: dict[str, Any] = {"assignment": None, "assigned_attempt": None, "idle_since": db_now()}
+    values: dict[str, Any] = {"assignment": None, "assigned_attempt": None, "idle_since": NOW}
     if cordon is not None:
         values["cordon_reason"] = cordon
-    done = connection.execute(
-        update(agents)
-        .where(agents.c.id == agent_id, agents.c.assignment == job_id, agents.c.assigned_attempt == attempt)
-        .values(version=agents.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    return change(connection, agents, {"id": agent_id, "assignment": job_id, "assigned_attempt": attempt}, values) == 1
 
 
 def cordon(connection: Connection, agent_id: AgentId, reason: str) -> bool:
@@ -132,8 +124,11 @@ def missed_ack(connection: Connection, agent_id: AgentId) -> int:
     return count or 0
 
 
+_ANSWERED = update(agents).where(agents.c.id == bindparam("agent"), agents.c.missed_acks > 0).values(missed_acks=0)
+
+
 def answered(connection: Connection, agent_id: AgentId) -> None:
-    connection.execute(update(agents).where(agents.c.id == agent_id, agents.c.missed_acks > 0).values(missed_acks=0))
+    connection.execute(_ANSWERED, {"agent": agent_id})
 
 
 def knock(connection: Connection, agent_id: AgentId) -> None:
@@ -273,32 +268,20 @@ def advance_provision(connection: Connection, row: Provision, event: ProvisionEv
     if not PROVISION.changes(row.state, event):
         return False
     after = PROVISION.advance(row.state, event)
+    values["state"] = after
     if after is ProvisionState.RELEASING:
-        values.setdefault("released_at", db_now())
-        values.setdefault("release_next_at", db_now())
+        values.setdefault("released_at", NOW)
+        values.setdefault("release_next_at", NOW)
     if after is ProvisionState.GONE:
-        values.setdefault("gone_at", db_now())
+        values.setdefault("gone_at", NOW)
         values["claim_sealed"] = None
-    done = connection.execute(
-        update(provisions)
-        .where(
-            provisions.c.agent_id == row.agent_id,
-            provisions.c.state == row.state,
-            provisions.c.version == row.version,
-        )
-        .values(state=after, version=provisions.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    where = {"agent_id": row.agent_id, "state": row.state, "version": row.version}
+    return change(connection, provisions, where, values) == 1
 
 
 def change_provision(connection: Connection, row: Provision, **values: Any) -> bool:
     """Write columns other than the state, from the version it was read in."""
-    done = connection.execute(
-        update(provisions)
-        .where(provisions.c.agent_id == row.agent_id, provisions.c.version == row.version)
-        .values(version=provisions.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    return change(connection, provisions, {"agent_id": row.agent_id, "version": row.version}, values) == 1
 
 
 def note_ended(connection: Connection, agent_id: AgentId, detail: str) -> bool:

@@ -8,10 +8,12 @@ from sqlalchemy import Connection, insert, select, update
 from corral.model.errors import Conflict
 from corral.store.tables import db_now, lease, meta
 
+_NOW = select(db_now())
+
 
 def now(connection: Connection) -> int:
     """Database time, microseconds."""
-    value: int = connection.execute(select(db_now())).scalar_one()
+    value: int = connection.execute(_NOW).scalar_one()
     return value
 
 

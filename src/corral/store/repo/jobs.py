@@ -11,9 +11,11 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.records import Attempt, Job, Step
+from corral.model.records import Attempt, Job, ListedJob, Step
 from corral.model.states import ATTEMPT, JOB, STEP, AttemptEvent, AttemptState, JobEvent, JobState, StepEvent
-from corral.store.repo.rows import columns, many, one
+from corral.store.repo.installation import now
+from corral.store.repo.rows import NOW, add_row, columns, many, one
+from corral.store.repo.rows import change as change_rows
 from corral.store.tables import attempts, db_now, jobs, steps
 
 _JOB = columns(jobs, Job)
@@ -22,6 +24,14 @@ _STEP = columns(steps, Step)
 LIVE = tuple(state for state in JobState if state not in JOB.terminal)
 
 _GET = select(*_JOB).where(jobs.c.id == bindparam("id"))
+_LISTED = select(*columns(jobs, ListedJob)).where(jobs.c.run_id == bindparam("run_id")).order_by(jobs.c.ordinal)
+_RUN_OF = select(jobs.c.run_id).where(jobs.c.id == bindparam("id"))
+_WAITING = select(jobs.c.id).where(jobs.c.run_id == bindparam("run_id"), jobs.c.state == JobState.WAITING).limit(1)
+_STEP_GET = select(*_STEP).where(
+    steps.c.job_id == bindparam("job_id"),
+    steps.c.attempt == bindparam("attempt"),
+    steps.c.number == bindparam("number"),
+)
 _ATTEMPT_GET = select(*_ATTEMPT).where(
     attempts.c.job_id == bindparam("job_id"), attempts.c.number == bindparam("number")
 )
@@ -41,9 +51,13 @@ def of_run(connection: Connection, run_id: RunId) -> tuple[Job, ...]:
     return many(Job, connection.execute(select(*_JOB).where(jobs.c.run_id == run_id).order_by(jobs.c.ordinal)))
 
 
+def listed(connection: Connection, run_id: RunId) -> tuple[ListedJob, ...]:
+    """The jobs of a run, without their specifications."""
+    return many(ListedJob, connection.execute(_LISTED, {"run_id": run_id}))
+
+
 def has_waiting(connection: Connection, run_id: RunId) -> bool:
-    query = select(jobs.c.id).where(jobs.c.run_id == run_id, jobs.c.state == JobState.WAITING).limit(1)
-    return connection.execute(query).first() is not None
+    return connection.execute(_WAITING, {"run_id": run_id}).first() is not None
 
 
 def next_ready_at(connection: Connection) -> int | None:
@@ -72,28 +86,19 @@ def advance(connection: Connection, job: Job, event: JobEvent, **values: Any) ->
     if not JOB.changes(job.state, event):
         return False
     after = JOB.advance(job.state, event)
+    values["state"] = after
     if after in JOB.terminal:
-        values.setdefault("finished_at", db_now())
+        values.setdefault("finished_at", NOW)
     if after is JobState.QUEUED:
-        values.setdefault("queued_at", db_now())
-        values.setdefault("ready_at", db_now())
+        values.setdefault("queued_at", NOW)
+        values.setdefault("ready_at", NOW)
         values.setdefault("agent_id", None)
-    done = connection.execute(
-        update(jobs)
-        .where(jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.version == job.version)
-        .values(state=after, version=jobs.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    return change_rows(connection, jobs, {"id": job.id, "state": job.state, "version": job.version}, values) == 1
 
 
 def change(connection: Connection, job: Job, **values: Any) -> bool:
     """Write columns other than the state, from the version it was read in."""
-    done = connection.execute(
-        update(jobs)
-        .where(jobs.c.id == job.id, jobs.c.version == job.version)
-        .values(version=jobs.c.version + 1, **values)
-    )
-    return done.rowcount == 1
+    return change_rows(connection, jobs, {"id": job.id, "version": job.version}, values) == 1
 
 
 def count_create(connection: Connection, job_id: JobId) -> None:
@@ -117,16 +122,19 @@ def add_attempt(
     connection: Connection, *, job_id: JobId, number: int, agent_id: AgentId, boot_id: str, deadline: int
 ) -> None:
     """``deadline``: microseconds from now that the agent has to answer."""
-    connection.execute(
-        insert(attempts).values(
-            job_id=job_id,
-            number=number,
-            agent_id=agent_id,
-            state=ATTEMPT.initial,
-            boot_id=boot_id,
-            offered_at=db_now(),
-            offer_deadline_at=db_now() + deadline,
-        )
+    moment = now(connection)
+    add_row(
+        connection,
+        attempts,
+        {
+            "job_id": job_id,
+            "number": number,
+            "agent_id": agent_id,
+            "state": ATTEMPT.initial,
+            "boot_id": boot_id,
+            "offered_at": moment,
+            "offer_deadline_at": moment + deadline,
+        },
     )
 
 
@@ -150,24 +158,19 @@ def advance_attempt(connection: Connection, row: Attempt, event: AttemptEvent, *
     if not ATTEMPT.changes(row.state, event):
         return False
     after = ATTEMPT.advance(row.state, event)
+    values["state"] = after
     if after in ATTEMPT.terminal:
-        values.setdefault("finished_at", db_now())
+        values.setdefault("finished_at", NOW)
     if event is AttemptEvent.START:
-        values["started_at"] = db_now()
-    done = connection.execute(
-        update(attempts)
-        .where(attempts.c.job_id == row.job_id, attempts.c.number == row.number, attempts.c.state == row.state)
-        .values(state=after, **values)
-    )
-    return done.rowcount == 1
+        values["started_at"] = NOW
+    where = {"job_id": row.job_id, "number": row.number, "state": row.state}
+    return change_rows(connection, attempts, where, values) == 1
 
 
-def seen_sequence(connection: Connection, job_id: JobId, number: int, sequence: int) -> None:
-    connection.execute(
-        update(attempts)
-        .where(attempts.c.job_id == job_id, attempts.c.number == number, attempts.c.sequence < sequence)
-        .values(sequence=sequence)
-    )
+def change_attempt(connection: Connection, row: Attempt, **values: Any) -> bool:
+    """Write columns other than the state, while the state is the one it was read in."""
+    where = {"job_id": row.job_id, "number": row.number, "state": row.state}
+    return change_rows(connection, attempts, where, values) == 1
 
 
 def last_agents(connection: Connection, job_ids: Iterable[JobId]) -> Mapping[JobId, AgentId]:
@@ -189,8 +192,8 @@ def steps_of(connection: Connection, job_id: JobId, attempt_number: int) -> tupl
 
 
 def step(connection: Connection, job_id: JobId, attempt_number: int, number: int) -> Step | None:
-    query = select(*_STEP).where(steps.c.job_id == job_id, steps.c.attempt == attempt_number, steps.c.number == number)
-    return one(Step, connection.execute(query).first())
+    key = {"job_id": job_id, "attempt": attempt_number, "number": number}
+    return one(Step, connection.execute(_STEP_GET, key).first())
 
 
 def advance_step(
@@ -202,33 +205,20 @@ def advance_step(
     if not STEP.changes(state, event):
         return False
     values["state"] = STEP.advance(state, event)
+    key = {"job_id": job_id, "attempt": attempt_number, "number": number}
     if row is None:
         values.setdefault("outputs", {})
-        connection.execute(insert(steps).values(job_id=job_id, attempt=attempt_number, number=number, **values))
+        add_row(connection, steps, {**key, **values})
         return True
-    done = connection.execute(
-        update(steps)
-        .where(
-            steps.c.job_id == job_id,
-            steps.c.attempt == attempt_number,
-            steps.c.number == number,
-            steps.c.state == state,
-        )
-        .values(**values)
-    )
-    return done.rowcount == 1
+    return change_rows(connection, steps, {**key, "state": state}, values) == 1
 
 
 def change_step(connection: Connection, job_id: JobId, attempt_number: int, number: int, **values: Any) -> None:
-    connection.execute(
-        update(steps)
-        .where(steps.c.job_id == job_id, steps.c.attempt == attempt_number, steps.c.number == number)
-        .values(**values)
-    )
+    change_rows(connection, steps, {"job_id": job_id, "attempt": attempt_number, "number": number}, values)
 
 
 def run_of(connection: Connection, job_id: JobId) -> RunId | None:
-    return connection.execute(select(jobs.c.run_id).where(jobs.c.id == job_id)).scalar()
+    return connection.execute(_RUN_OF, {"id": job_id}).scalar()
 
 
 # --- the head of the queue ---------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 
 from corral.model.ids import RunId
 from corral.model.records import Run
+from corral.model.spec import WorkflowSpec
 from corral.model.states import RUN, RunEvent, RunState
-from corral.store.repo.rows import columns, many, one
+from corral.store.repo.rows import NOW, change, columns, many, one
 from corral.store.tables import db_now, runs
 
 _COLUMNS = columns(runs, Run)
+_GET = select(*_COLUMNS).where(runs.c.id == bindparam("id"))
 LIVE = tuple(state for state in RunState if state not in RUN.terminal)
 
 
@@ -23,7 +25,13 @@ def add(connection: Connection, **values: Any) -> None:
 
 
 def get(connection: Connection, run_id: RunId) -> Run | None:
-    return one(Run, connection.execute(select(*_COLUMNS).where(runs.c.id == run_id)).first())
+    return one(Run, connection.execute(_GET, {"id": run_id}).first())
+
+
+def spec_of(connection: Connection, run_id: RunId) -> WorkflowSpec | None:
+    """What the run was made of: as large as its workflow, so it is read only where all of it is needed."""
+    found: WorkflowSpec | None = connection.execute(select(runs.c.spec).where(runs.c.id == run_id)).scalar()
+    return found
 
 
 def page(connection: Connection, project: str, before: tuple[int, str] | None, limit: int) -> tuple[Run, ...]:
@@ -67,19 +75,23 @@ def advance(connection: Connection, run: Run, event: RunEvent, **values: Any) ->
 
 def started(connection: Connection, run_id: RunId) -> None:
     """Its first job starts; later ones change nothing."""
-    connection.execute(
-        update(runs)
-        .where(runs.c.id == run_id, runs.c.state == RunState.QUEUED)
-        .values(state=RunState.RUNNING, started_at=db_now(), version=runs.c.version + 1)
+    change(
+        connection,
+        runs,
+        {"id": run_id, "state": RunState.QUEUED},
+        {"state": RunState.RUNNING, "started_at": NOW},
     )
+
+
+_COUNT = (
+    update(runs)
+    .where(runs.c.id == bindparam("run"))
+    .values(jobs_finished=runs.c.jobs_finished + bindparam("more"), version=runs.c.version + 1)
+)
 
 
 def count_finished(connection: Connection, run_id: RunId, count: int) -> None:
-    connection.execute(
-        update(runs)
-        .where(runs.c.id == run_id)
-        .values(jobs_finished=runs.c.jobs_finished + count, version=runs.c.version + 1)
-    )
+    connection.execute(_COUNT, {"run": run_id, "more": count})
 
 
 def request_cancel(connection: Connection, run_id: RunId, *, force: bool, reason: str) -> None:
@@ -111,8 +123,12 @@ def forget(connection: Connection, run_ids: Iterable[RunId]) -> int:
     return done.rowcount
 
 
+_COUNTS = select(runs.c.jobs_total, runs.c.jobs_finished, runs.c.cancel_requested_at).where(
+    runs.c.id == bindparam("id")
+)
+
+
 def counts(connection: Connection, run_id: RunId) -> tuple[int, int, bool]:
-    """(jobs in all, jobs finished, being cancelled), without decoding the run's specification."""
-    query = select(runs.c.jobs_total, runs.c.jobs_finished, runs.c.cancel_requested_at).where(runs.c.id == run_id)
-    row = connection.execute(query).one()
+    """(jobs in all, jobs finished, being cancelled)."""
+    row = connection.execute(_COUNTS, {"id": run_id}).one()
     return row.jobs_total, row.jobs_finished, row.cancel_requested_at is not None
