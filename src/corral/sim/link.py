@@ -64,11 +64,12 @@ class _Pipe:
         item = self._way.popleft()
         size = len(item) if isinstance(item, bytes) else 0
         self._on_way -= size
+        if isinstance(item, bytes) and not self.dead and self.broken is None:
+            # Whoever watches may break the connection here, so that this very frame is lost.
+            self._seen(item)
         if self.dead or self.broken is not None:
             return
-        if isinstance(item, bytes):
-            self._unread += size
-            self._seen(item)
+        self._unread += size
         self._inbox.append(item)
         self._wake_reader()
 
@@ -191,6 +192,10 @@ class Wire:
         """Late: what is sent from now on arrives only after these seconds, in order."""
         self._up.hold(up)
         self._down.hold(down)
+
+    def repeat(self, direction: str, frame: bytes) -> None:
+        """Say it once more, as a sender that lost its memory would."""
+        (self._up if direction == "up" else self._down).put(frame)
 
     def half_open(self) -> None:
         """Everything vanishes and nobody is told."""
