@@ -455,10 +455,18 @@ def test_K1_a_job_that_comes_as_its_agent_is_given_back(offset: int) -> None:
     """The idle agent's timeout and the next job within milliseconds of each other: the job runs, nobody is killed."""
 
     async def script(world: World) -> None:
-        keeper = await submit(world, workflow(job("keeper", step(seconds=0.1))))
+        offered: list[SimAgent] = []
+
+        def late(agent: SimAgent, message: object, frame: bytes) -> None:
+            assert agent.wire is not None
+            agent.wire.hold(2.0, 0.0)
+            offered.append(agent)
+
+        on_message(world, "down", Offer, late)
         victim = await submit(world, long_job(0.5))
+        await until(world, lambda: offered, 60, "an offer")
         await ask(world, lambda: world.coordinator.cancel_run(victim))
-        await ended(world, keeper)
+        assert (await ended(world, victim)).state is RunState.CANCELLED
         agent = await until(world, lambda: idle(world), 30, "an idle agent")
         assert agent.idle_since is not None
         due = (agent.idle_since / 1e6) - 1_735_689_600 + 31.0

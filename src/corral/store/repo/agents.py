@@ -298,6 +298,16 @@ def note_ended(connection: Connection, agent_id: AgentId, detail: str) -> bool:
     return done.rowcount == 1
 
 
+def not_ended(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[AgentId, ...]:
+    """Those whose instance counts as running, or that still have a job."""
+    wanted = (
+        provisions.c.state.in_((ProvisionState.REQUESTED, ProvisionState.ACTIVE)) & provisions.c.ended_at.is_(None)
+    ) | (agents.c.assignment.is_not(None))
+    query = select(provisions.c.agent_id).join(agents, agents.c.id == provisions.c.agent_id)
+    query = query.where(provisions.c.agent_id.in_(tuple(agent_ids)), wanted).order_by(provisions.c.agent_id)
+    return tuple(connection.execute(query).scalars())
+
+
 def config_acked(connection: Connection, agent_id: AgentId) -> None:
     """The agent holds its key: what carried the claim is not needed any more."""
     connection.execute(
