@@ -30,7 +30,12 @@ def coordinator(**more: object) -> CoordinatorSettings:
 
 
 def act(
-    script: Script, *, pools: Sequence[Pool] = (), settings: Settings | None = None, seed: str = "test", rests: bool = True
+    script: Script,
+    *,
+    pools: Sequence[Pool] = (),
+    settings: Settings | None = None,
+    seed: str = "test",
+    rests: bool = True,
 ) -> World:
     """Start a coordinator, play the script, come to rest; fails with the first violation and the last events."""
 
@@ -51,7 +56,12 @@ def act(
 
 
 def on_message(
-    world: World, direction: str, kind: type, do: Callable[[SimAgent, FromAgent | ToAgent, bytes], None], *, times: int = 1
+    world: World,
+    direction: str,
+    kind: type,
+    do: Callable[[SimAgent, FromAgent | ToAgent, bytes], None],
+    *,
+    times: int = 1,
 ) -> None:
     """Call ``do`` just before each of the next ``times`` messages of this kind arrives."""
     left = times

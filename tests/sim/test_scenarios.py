@@ -365,9 +365,7 @@ def test_D9_every_instance_of_one_pass_has_its_own_name() -> None:
 
 def test_D1_two_triggers_within_a_moment_and_a_cap_of_one() -> None:
     async def script(world: World) -> None:
-        first, second = await asyncio.gather(
-            submit(world, workflow(job("one"))), submit(world, workflow(job("two")))
-        )
+        first, second = await asyncio.gather(submit(world, workflow(job("one"))), submit(world, workflow(job("two"))))
         await ended(world, first)
         await ended(world, second)
 
@@ -660,6 +658,22 @@ def test_the_news_of_an_ended_instance_comes_while_the_database_is_away() -> Non
         world.database.inline.away = False
         await until(world, lambda: attempts(world, run)[0] is AttemptState.LOST, 40, "the loss is settled")
         await ask(world, lambda: world.coordinator.cancel_run(run, force=True))
+
+    act(script)
+
+
+def test_a_database_that_only_reads_is_not_asked_in_a_hot_loop() -> None:
+    """Full disk: reads go on, writes fail. What is asked again is asked with a pause."""
+
+    async def script(world: World) -> None:
+        run = await submit(world, workflow(job("one", matrix=({"n": 1}, {"n": 2}))))
+        await until(world, lambda: world.query(agents.live_provisions), 10, "a provision")
+        world.database.inline.read_only = True
+        before = world.database.inline.refused
+        await asyncio.sleep(30)
+        assert world.database.inline.refused - before < 400
+        world.database.inline.read_only = False
+        assert (await ended(world, run)).state is RunState.SUCCEEDED
 
     act(script)
 

@@ -19,7 +19,8 @@ from corral.store.repo import jobs, runs
 T = TypeVar("T")
 
 LOOK_EVERY = 0.01
-"""Virtual seconds between two looks of a waiting script."""
+"""Virtual seconds between two looks of a waiting script; at most two thousand looks, for each costs a query."""
+LOOKS = 2000
 REST_WITHIN = 3600.0
 """Virtual seconds after the last fault. The slowest honest way: an agent that nobody answers goes on for the stranded
 window, and a pool backs off for up to 15 minutes several times."""
@@ -32,7 +33,7 @@ async def until(world: World, look: Callable[[], T], within: float, what: str) -
     while not (found := look()):
         if world.loop.time() >= end:
             raise Violation("in-time", f"not within {within:g} s: {what}")
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(max(LOOK_EVERY, within / LOOKS))
     return found
 
 

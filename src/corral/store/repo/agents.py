@@ -24,6 +24,9 @@ _AGENT = columns(agents, Agent)
 _PROVISION = columns(provisions, Provision)
 _SESSION = select(agents.c.session).where(agents.c.id == bindparam("id"))
 _AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
+_ONLINE_AT = select(agents.c.id, agents.c.session).where(
+    agents.c.coordinator_id == bindparam("coordinator_id"), agents.c.state == AgentState.ONLINE
+)
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -77,6 +80,12 @@ def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
         agents.c.assignment.is_not(None), agents.c.state == AgentState.OFFLINE, agents.c.disconnected_at <= since
     )
     return tuple(connection.execute(query).scalars())
+
+
+def online_at(connection: Connection, coordinator_id: str) -> tuple[tuple[AgentId, int], ...]:
+    """(agent, session) of every agent that is connected to this coordinator, as far as was recorded."""
+    rows = connection.execute(_ONLINE_AT, {"coordinator_id": coordinator_id})
+    return tuple((row.id, row.session) for row in rows)
 
 
 def facts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[AgentId, Facts]:
