@@ -17,6 +17,7 @@ from corral.model.views import Rerun
 from corral.sim.agents import SimAgent
 from corral.sim.load import job, pool, step, workflow
 from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, submit, until
+from corral.sim.link import Wire
 from corral.sim.world import World
 from corral.store.repo import agents, jobs
 from corral.wire.messages import Accept, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
@@ -254,6 +255,29 @@ def test_R7_a_half_open_connection_is_replaced() -> None:
         assert agent.wire is not None
         agent.wire.half_open()
         assert (await ended(world, run, 400)).state is RunState.SUCCEEDED
+
+    world = act(script)
+    assert len(world.truth.executions) == 1
+
+
+def test_Q4_a_hello_that_is_overtaken_by_that_of_a_newer_connection() -> None:
+    """The agent dials again at once; the old connection's ``hello``, which knows of no job, arrives when the job
+    already runs: it must neither take the session over nor put the job back into the queue."""
+
+    async def script(world: World) -> None:
+        held: list[Wire] = []
+
+        def first(agent: SimAgent, wire: Wire) -> None:
+            if not held:
+                held.append(wire)
+                wire.hold(4.0, 0.0)
+
+        world.on_connect.append(first)
+        run = await submit(world, workflow(job("one", step(seconds=20.0), retry=RETRY)))
+        await until(world, lambda: held, 30, "a dial")
+        held[0].slip()
+        assert (await ended(world, run)).state is RunState.SUCCEEDED
+        assert jobs_of(world, run)[0].attempt == 1
 
     world = act(script)
     assert len(world.truth.executions) == 1

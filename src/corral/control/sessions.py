@@ -193,9 +193,12 @@ class Sessions:
             await asyncio.gather(*late, return_exceptions=True)
 
     def adopt(self, session: Session) -> None:
-        """The newest session of an agent replaces an older one."""
+        """The newest session of an agent replaces an older one, in whatever order they come here."""
         assert session.agent_id is not None
         older = self._by_agent.get(session.agent_id)
+        if older is not None and older.number > session.number:
+            session.close(close.REPLACED, "replaced by a newer session")
+            return
         self._by_agent[session.agent_id] = session
         if older is not None:
             older.close(close.REPLACED, "replaced by a newer session")

@@ -144,7 +144,6 @@ class End:
         self._actor.check()
         if isinstance(item, _Close):
             self._over = self._over or item
-            self._out.end(item)
             self._raise_if_over()
         assert isinstance(item, bytes)
         return item
@@ -154,6 +153,9 @@ class End:
             self._over = _Close(code, reason)
             self._out.put(self._over)
             self._into.end(self._over)
+
+    def lose(self) -> None:
+        self._over = self._over or _Close(0, "connection lost")
 
     def _raise_if_over(self) -> None:
         over = self._over or self._out.broken
@@ -187,6 +189,12 @@ class Wire:
         """The connection breaks and both ends are told; what was on the way is lost."""
         self._up.end(_Close(0, "connection lost"))
         self._down.end(_Close(0, "connection lost"))
+
+    def slip(self) -> None:
+        """The agent's side is over at once; the coordinator still reads what was on the way, then the end."""
+        self._down.end(_Close(0, "connection lost"))
+        self._up.put(_Close(0, "connection lost"))
+        self.agent.lose()
 
     def hold(self, up: float, down: float) -> None:
         """Late: what is sent from now on arrives only after these seconds, in order."""

@@ -173,6 +173,8 @@ class World:
         self.generations = 0
         self.serving = True
         """False: nobody starts the coordinator again."""
+        self.on_connect: list[Callable[[SimAgent, Wire], None]] = []
+        """Told of every connection before a byte crosses it."""
         self.on_frame: list[Callable[[SimAgent, str, bytes], None]] = []
         """Told of every frame (``up``: from the agent) just before the other side gets it."""
         self._seed = seed
@@ -301,6 +303,8 @@ class World:
         )
         self.wires = [one for one in self.wires if not one.over]
         self.wires.append(wire)
+        for look in self.on_connect:
+            look(agent, wire)
         site.actor.spawn(site.coordinator.serve_agent(wire.server), name=f"serve-{agent.name}")
         return wire
 

@@ -148,9 +148,19 @@ def knock(connection: Connection, agent_id: AgentId) -> None:
 
 
 def register(
-    connection: Connection, agent: Agent, *, coordinator_id: str, boot_id: str, facts: Facts, labels: Labels
+    connection: Connection,
+    agent: Agent,
+    *,
+    coordinator_id: str,
+    boot_id: str,
+    number: int,
+    facts: Facts,
+    labels: Labels,
 ) -> int | None:
-    """A new session of the agent on this coordinator: its number, or None when the row changed meanwhile."""
+    """A new session of the agent on this coordinator: its number, or None when the row changed meanwhile.
+
+    ``number``: the agent's own count of its connections.
+    """
     if AGENT.advance(agent.state, AgentEvent.REGISTER) is not AgentState.ONLINE:
         return None
     done = connection.execute(
@@ -161,6 +171,7 @@ def register(
             session=agents.c.session + 1,
             coordinator_id=coordinator_id,
             boot_id=boot_id,
+            connection=number,
             facts=facts,
             labels=labels,
             connected_at=db_now(),
