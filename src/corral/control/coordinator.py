@@ -177,6 +177,7 @@ class Coordinator:
             self.sessions,
             self.bell,
             SweeperSettings(lost_after=settings.lost_after, queue_timeout=settings.queue_timeout),
+            coordinator_id=identity.coordinator_id,
         )
 
     def _session_services(self) -> Services:
