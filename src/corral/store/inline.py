@@ -13,6 +13,7 @@ from sqlalchemy.pool import StaticPool
 from corral.model.errors import StoreUnavailable
 from corral.runtime.clock import Clock
 from corral.store.tables import SCHEMA_VERSION, meta, metadata
+from corral.store.translation import translated
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class InlineDatabase:
         if self.away:
             raise StoreUnavailable("the database is away")
         self.writes += 1
-        with self._connection.begin():
+        with translated(), self._connection.begin():
             return fn(self._connection)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
