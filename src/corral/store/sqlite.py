@@ -66,9 +66,11 @@ class FileLock:
                 f"the database beside {self._path.name} in {self._path.parent} is in use by process {holder}; "
                 f"stop it, or choose another --state-dir"
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
+        with contextlib.suppress(OSError):
+            # On a full disk the lock holds all the same; only its holder is not named.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         if self._fd >= 0:
