@@ -13,6 +13,7 @@ from sqlalchemy.pool import StaticPool
 from corral.model.errors import StoreUnavailable
 from corral.runtime.clock import Clock
 from corral.store.tables import SCHEMA_VERSION, meta, metadata
+from corral.store.translation import translated
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class InlineDatabase:
             self.refused += 1
             raise StoreUnavailable("the database is away" if self.away else "the database cannot be written")
         self.writes += 1
-        with self._connection.begin():
+        with translated(), self._connection.begin():
             return fn(self._connection)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
