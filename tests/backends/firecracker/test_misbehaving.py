@@ -27,7 +27,7 @@ from corral.backends.firecracker.errors import (
 )
 from corral.model.secret import Secret
 from tests.backends.firecracker.misbehaving import GOOD, INFO, Script, Server, Talk, answer, misbehaving
-from tests.waiting import eventually
+from tests.waiting import eventually_async
 
 T = TypeVar("T")
 # Seconds for a call that must end by its deadline, and what the machine may add.
@@ -129,7 +129,7 @@ def test_a_connection_closed_between_calls_is_replaced(path: Path) -> None:
         await api.instance_info()
         connection = api._caller._connection
         assert connection is not None
-        await eventually(lambda: not connection.usable)
+        await eventually_async(lambda: not connection.usable)
         await api.instance_info()
         assert server.connections == 2
 
@@ -269,7 +269,7 @@ def test_the_deadline_covers_the_wait_for_the_calls_before(path: Path) -> None:
 
     async def body(api: FirecrackerApi, server: Server) -> None:
         first = asyncio.ensure_future(api.instance_info())
-        await eventually(lambda: server.requests == 1)
+        await eventually_async(lambda: server.requests == 1)
         with pytest.raises(FirecrackerDeadline):
             await api.instance_info(deadline=SHORT)
         assert server.requests == 1 and not first.done()
@@ -288,7 +288,7 @@ def test_cancelling_a_call_closes_its_request_at_once(path: Path) -> None:
 
     async def body(api: FirecrackerApi, server: Server) -> None:
         call = asyncio.ensure_future(api.instance_info())
-        await eventually(lambda: server.requests == 1)
+        await eventually_async(lambda: server.requests == 1)
         call.cancel()
         await asyncio.wait([call])
         assert call.cancelled()
@@ -533,7 +533,7 @@ def test_nothing_is_left_open(path: Path) -> None:
                 await one.instance_info()
             with pytest.raises(FirecrackerApiError):
                 await FirecrackerApi(path.with_name("nowhere")).instance_info()
-        await eventually(lambda: opened() <= before)
+        await eventually_async(lambda: opened() <= before)
 
     run(path, says(GOOD), body)
 
@@ -597,7 +597,7 @@ def test_waiting_can_be_cancelled(path: Path) -> None:
 
     async def body(api: FirecrackerApi, server: Server) -> None:
         waiting = asyncio.ensure_future(api.wait_for_socket(timeout=60))
-        await eventually(lambda: server.requests == 1)
+        await eventually_async(lambda: server.requests == 1)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()
