@@ -22,7 +22,7 @@ def test_lines_and_blocks() -> None:
         (b"a=1\n1x=2", "line 2"),
         (b"a<<END\nnever closed\n", "line 1: a<<END"),
         (b"a=\xff", "UTF-8 at byte 2"),
-        (b"a=" + b"x" * (OUTPUT_VALUE_LIMIT + 1), "262145"),
+        (b"a=" + b"x" * (OUTPUT_VALUE_LIMIT + 1), str(OUTPUT_VALUE_LIMIT + 1)),
         (b"x" * FILE_LIMIT, "larger"),
         (b"".join(b"n%d=%s\n" % (i, b"x" * OUTPUT_VALUE_LIMIT) for i in range(4)), "together"),
     ],

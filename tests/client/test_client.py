@@ -31,7 +31,7 @@ from corral.model.views import Clean, NewToken, Problem
 from corral.web.app import create_app
 from corral.web.listen import bind
 from corral.web.serve import WebServer
-from tests.waiting import eventually
+from tests.waiting import eventually_async
 from tests.web.fake_api import TOKENS, FakeApi, new_run
 
 Test = Callable[[FakeApi, Client], Awaitable[None]]
@@ -180,7 +180,7 @@ def test_a_followed_log_goes_on_at_its_offset_after_the_server_was_away() -> Non
 
             following = asyncio.create_task(follow())
             await api.print(job_id, 0, b"before ")
-            await eventually(lambda: data)
+            await eventually_async(lambda: data)
             await first.stop()
             await api.print(job_id, 0, b"while away ")
             second = WebServer(create_app(api), [bind("127.0.0.1", port)], grace=1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import time
@@ -24,13 +25,16 @@ from corral.model.secret import Secret
 from corral.runtime.clock import SystemClock
 from tests.waiting import eventually_async
 
+RUN = secrets.token_hex(4)
+"""Two runs of these tests at once on one host must not take each other's instances for their own."""
+A, B, THEIR_AGENT = (AgentId(f"agent_{name}_{RUN}") for name in "abt")
 OURS = ClusterId("corral-ours")
 THEIRS = ClusterId("corral-theirs")
 DEADLINE = 20.0
 STANDIN = str(Path(__file__).parents[1] / "backends" / "process" / "standin.py")
 
 
-def spec(name: str = "agent_a", cluster: ClusterId = OURS, pool: str = "small") -> InstanceSpec:
+def spec(name: str = A, cluster: ClusterId = OURS, pool: str = "small") -> InstanceSpec:
     return InstanceSpec(
         cluster_id=cluster,
         agent_id=AgentId(name),
@@ -149,9 +153,9 @@ def test_what_is_created_is_listed_until_it_is_destroyed(rig: Rig) -> None:
             assert await backend.list() == ()
             created = await backend.create(spec(), DEADLINE)
             (instance,) = await backend.list()
-            assert (instance.agent_id, instance.pool, instance.ended) == ("agent_a", "small", False)
+            assert (instance.agent_id, instance.pool, instance.ended) == (A, "small", False)
             assert instance.provider_id == created.provider_id != ""
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
+            await backend.destroy(A, DEADLINE)
             assert await backend.list() == ()
 
     asyncio.run(go())
@@ -172,14 +176,14 @@ def test_an_agent_id_is_not_started_again_after_its_instance_ended(rig: Rig) -> 
     async def go() -> None:
         async with opened(rig.backend()) as backend:
             first = await backend.create(spec(), DEADLINE)
-            rig.end(backend, AgentId("agent_a"))
+            rig.end(backend, A)
 
             async def over() -> bool:
-                return await names(backend) == {"agent_a": True}
+                return await names(backend) == {A: True}
 
             await eventually_async(over)
             assert await backend.create(spec(), DEADLINE) == first
-            assert await names(backend) == {"agent_a": True}
+            assert await names(backend) == {A: True}
 
     asyncio.run(go())
 
@@ -187,13 +191,13 @@ def test_an_agent_id_is_not_started_again_after_its_instance_ended(rig: Rig) -> 
 def test_destroying_is_legal_at_any_time(rig: Rig) -> None:
     async def go() -> None:
         async with opened(rig.backend()) as backend:
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
+            await backend.destroy(A, DEADLINE)
             await backend.create(spec(), DEADLINE)
-            await asyncio.gather(*(backend.destroy(AgentId("agent_a"), DEADLINE) for _ in range(3)))
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
+            await asyncio.gather(*(backend.destroy(A, DEADLINE) for _ in range(3)))
+            await backend.destroy(A, DEADLINE)
             assert await backend.list() == ()
             await backend.create(spec(), DEADLINE)
-            assert await names(backend) == {"agent_a": False}
+            assert await names(backend) == {A: False}
 
     asyncio.run(go())
 
@@ -203,7 +207,7 @@ def test_destroying_while_it_is_created_leaves_nothing(rig: Rig) -> None:
         async with opened(rig.backend()) as backend:
             creating = asyncio.create_task(backend.create(spec(), DEADLINE))
             await asyncio.sleep(0)
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
+            await backend.destroy(A, DEADLINE)
             await creating
             assert await backend.list() == ()
 
@@ -215,17 +219,17 @@ def test_an_ending_is_reported_within_a_second(rig: Rig) -> None:
         endings: list[Ending] = []
         async with opened(rig.backend()) as backend:
             backend.watch(endings.append)
-            await backend.create(spec("agent_a"), DEADLINE)
-            await backend.create(spec("agent_b"), DEADLINE)
+            await backend.create(spec(A), DEADLINE)
+            await backend.create(spec(B), DEADLINE)
             began = time.monotonic()
-            rig.end(backend, AgentId("agent_a"))
+            rig.end(backend, A)
             await eventually_async(lambda: endings)
             assert time.monotonic() - began < 1.0
-            assert [ending.agent_id for ending in endings] == ["agent_a"]
+            assert [ending.agent_id for ending in endings] == [A]
             assert endings[0].detail
-            assert await names(backend) == {"agent_a": True, "agent_b": False}
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
-            await backend.destroy(AgentId("agent_b"), DEADLINE)
+            assert await names(backend) == {A: True, B: False}
+            await backend.destroy(A, DEADLINE)
+            await backend.destroy(B, DEADLINE)
             assert await backend.list() == ()
             assert len(endings) == 1, "what was destroyed did not end by itself"
 
@@ -242,10 +246,10 @@ def test_instances_outlive_the_backend_object(rig: Rig) -> None:
             (instance,) = await second.list()
             assert (instance.provider_id, instance.ended) == (created.provider_id, False)
             assert await second.create(spec(), DEADLINE) == created
-            rig.end(second, AgentId("agent_a"))
+            rig.end(second, A)
             await eventually_async(lambda: endings)
-            assert [ending.agent_id for ending in endings] == ["agent_a"]
-            await second.destroy(AgentId("agent_a"), DEADLINE)
+            assert [ending.agent_id for ending in endings] == [A]
+            await second.destroy(A, DEADLINE)
             assert await second.list() == ()
 
     asyncio.run(go())
@@ -255,20 +259,20 @@ def test_what_ended_unwatched_is_listed_and_reported(rig: Rig) -> None:
     async def go() -> None:
         first = rig.backend()
         await first.create(spec(), DEADLINE)
-        rig.end(first, AgentId("agent_a"))
+        rig.end(first, A)
 
         async def over() -> bool:
-            return await names(first) == {"agent_a": True}
+            return await names(first) == {A: True}
 
         await eventually_async(over)
         await first.close()
         endings: list[Ending] = []
         async with opened(rig.backend()) as second:
-            assert await names(second) == {"agent_a": True}
+            assert await names(second) == {A: True}
             second.watch(endings.append)
             await eventually_async(lambda: endings)
-            assert endings[0].agent_id == "agent_a"
-            await second.destroy(AgentId("agent_a"), DEADLINE)
+            assert endings[0].agent_id == A
+            await second.destroy(A, DEADLINE)
             assert await second.list() == ()
 
     asyncio.run(go())
@@ -277,13 +281,13 @@ def test_what_ended_unwatched_is_listed_and_reported(rig: Rig) -> None:
 def test_nothing_of_another_installation_is_touched(rig: Rig) -> None:
     async def go() -> None:
         async with opened(rig.backend(THEIRS)) as theirs, opened(rig.backend(OURS)) as ours:
-            await theirs.create(spec("agent_t", THEIRS), DEADLINE)
-            await ours.create(spec("agent_o"), DEADLINE)
-            assert await names(ours) == {"agent_o": False}
-            await ours.destroy(AgentId("agent_t"), DEADLINE)
+            await theirs.create(spec(THEIR_AGENT, THEIRS), DEADLINE)
+            await ours.create(spec(A), DEADLINE)
+            assert await names(ours) == {A: False}
+            await ours.destroy(THEIR_AGENT, DEADLINE)
             with pytest.raises(Misconfigured):
-                await ours.create(spec("agent_t"), DEADLINE)
-            assert await names(theirs) == {"agent_t": False}
+                await ours.create(spec(THEIR_AGENT), DEADLINE)
+            assert await names(theirs) == {THEIR_AGENT: False}
 
     asyncio.run(go())
 
@@ -292,14 +296,14 @@ def test_a_creation_that_hangs_ends_at_its_deadline_and_leaves_nothing(rig: Rig)
     async def go() -> None:
         async with opened(rig.hanging()) as backend:
             began = time.monotonic()
-            with pytest.raises(Transient, match=r"agent_a was not up within 0\.3 s"):
+            with pytest.raises(Transient, match=r"was not up within 0\.3 s"):
                 await backend.create(spec(), 0.3)
             assert time.monotonic() - began < 2.0
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
+            await backend.destroy(A, DEADLINE)
             assert await backend.list() == ()
         async with opened(rig.backend()) as backend:
             await backend.create(spec(), DEADLINE)
-            assert await names(backend) == {"agent_a": False}
+            assert await names(backend) == {A: False}
 
     asyncio.run(go())
 
@@ -313,7 +317,7 @@ def test_a_caller_that_is_cancelled_leaves_nothing_that_destroy_does_not_find(ri
                     await asyncio.sleep(0)
                 creating.cancel()
                 await asyncio.gather(creating, return_exceptions=True)
-                await backend.destroy(AgentId("agent_a"), DEADLINE)
+                await backend.destroy(A, DEADLINE)
                 assert await backend.list() == ()
 
     asyncio.run(go())
@@ -330,7 +334,7 @@ def test_no_room_is_said(rig: Rig) -> None:
 
 
 def test_many_at_once(rig: Rig) -> None:
-    wanted = [f"agent_{n}" for n in range(12)]
+    wanted = [f"agent_{n}_{RUN}" for n in range(12)]
 
     async def go() -> None:
         async with opened(rig.backend()) as backend:
@@ -358,8 +362,8 @@ def test_the_claim_can_be_forgotten(rig: Rig) -> None:
         async with opened(rig.backend()) as backend:
             assert isinstance(backend, FakeBackend | ProcessBackend)
             await backend.create(spec(), DEADLINE)
-            await backend.forget_claim(AgentId("agent_a"))
-            await backend.forget_claim(AgentId("agent_a"))
+            await backend.forget_claim(A)
+            await backend.forget_claim(A)
             await backend.forget_claim(AgentId("agent_absent"))
 
     asyncio.run(go())

@@ -10,10 +10,11 @@ from corral.model.pools import Pool
 
 SECOND = 1_000_000
 NOW = 10_000 * SECOND
-WORDS = ("a", "b", "c", "d")
+WORDS = ("a", "b", "c")
 
 label_sets = st.frozensets(st.sampled_from(WORDS), max_size=3)
-wanted = st.builds(Wanted, labels=label_sets, excludes=st.frozensets(st.sampled_from(WORDS), max_size=1))
+mostly_none = st.sampled_from((frozenset(), frozenset(), frozenset(), *(frozenset({word}) for word in WORDS)))
+wanted = st.builds(Wanted, labels=st.frozensets(st.sampled_from(WORDS), max_size=2), excludes=mostly_none)
 offered = st.builds(
     Offered, labels=label_sets, mandatory=st.frozensets(st.sampled_from(WORDS), max_size=1), default=st.booleans()
 )
@@ -22,17 +23,17 @@ offered = st.builds(
 @st.composite
 def pools(draw: st.DrawFn, most: int = 3) -> tuple[Pool, ...]:
     """Named p0, p1, …; at most one is the default."""
-    count = draw(st.integers(0, most))
+    count = draw(st.sampled_from(range(most + 1)))
     default = draw(st.integers(-1, most))
     return tuple(
         Pool(
             name=f"p{index}",
             backend="process",
             labels=(own := draw(label_sets)),
-            mandatory=draw(st.frozensets(st.sampled_from(sorted(own)), max_size=1)) if own else frozenset(),
-            max_agents=draw(st.integers(0, 3)),
+            mandatory=own & draw(mostly_none),
+            max_agents=draw(st.integers(0, 4)),
             default=index == default,
-            draining=draw(st.integers(0, 4)) == 0,
+            draining=draw(st.integers(0, 9)) == 9,
             idle_timeout=300.0,
         )
         for index in range(count)

@@ -67,9 +67,9 @@ class World:
 @st.composite
 def supplies(draw: st.DrawFn, index: int, pools: tuple[Pool, ...]) -> Supply:
     pool = draw(st.sampled_from(pools)) if pools and draw(st.integers(0, 9)) else None
-    state = draw(st.sampled_from((*UNDER_WAY, *UNDER_WAY, ProvisionState.RELEASING, ProvisionState.ABANDONED)))
+    state = draw(st.sampled_from((*UNDER_WAY, *UNDER_WAY, *UNDER_WAY, ProvisionState.RELEASING)))
     active = state is ProvisionState.ACTIVE
-    flag = st.integers(0, 5).map(lambda number: number == 0)
+    flag = st.integers(0, 9).map(lambda number: number == 9)
     online = active and not draw(flag)
     bound = draw(st.sampled_from((None, None, *JOBS)))
     return Supply(
@@ -82,8 +82,8 @@ def supplies(draw: st.DrawFn, index: int, pools: tuple[Pool, ...]) -> Supply:
         online=online,
         assigned=active and draw(flag),
         cordon=draw(st.sampled_from(("idle", "lost", "operator-said"))) if draw(flag) else None,
-        idle_since=NOW - draw(st.sampled_from((1, 29, 30, 299, 300, 1000))) * SECOND if active else None,
-        deadline_at=draw(st.sampled_from((None, NOW - 1, NOW, NOW + 1))),
+        idle_since=NOW - draw(st.sampled_from((1, 30, 300, 1000))) * SECOND if active else None,
+        deadline_at=draw(st.sampled_from((None, NOW + 1, NOW + 1, NOW))),
         failed=draw(flag),
         ended=draw(flag),
         lost=active and draw(flag),
@@ -106,13 +106,13 @@ def static(agent: str, labels: str) -> Supply:
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     pools = draw(strategies.pools())
-    jobs = draw(st.lists(st.sampled_from(JOBS), unique=True, max_size=7))
+    jobs = draw(st.permutations(JOBS))[: draw(st.sampled_from(range(8)))]
     demand = tuple(
         Demand(job_id=job, run_id=RunId("r"), wanted=draw(strategies.wanted), creates=draw(st.integers(0, 2)))
         for job in jobs
     )
-    supply = [draw(supplies(index, pools)) for index in range(draw(st.integers(0, 6)))]
-    if draw(st.integers(0, 4)) == 0:
+    supply = [draw(supplies(index, pools)) for index in range(draw(st.sampled_from(range(7))))]
+    if draw(st.integers(0, 4)) == 4:
         supply.append(static("static", "a b"))
     health = {
         pool.name: PoolHealth(
@@ -123,12 +123,12 @@ def worlds(draw: st.DrawFn) -> World:
             last_error="it broke",
         )
         for pool in pools
-        if draw(st.integers(0, 4)) == 0
+        if draw(st.integers(0, 9)) == 9
     }
     caps = Caps(
-        max_agents=draw(st.integers(0, 8)),
-        concurrent_creates=draw(st.integers(1, 4)),
-        creates_per_job=draw(st.integers(1, 3)),
+        max_agents=draw(st.sampled_from((3, 5, 8, 0, 100))),
+        concurrent_creates=draw(st.sampled_from((8, 3, 1))),
+        creates_per_job=draw(st.sampled_from((5, 2))),
     )
     return World(demand=demand, supply=tuple(draw(st.permutations(supply))), pools=pools, caps=caps, health=health)
 
@@ -326,7 +326,7 @@ def test_releasing_what_is_left_over_changes_no_choice() -> None:
     world = a_world(a_demand("j0", "a"), a_demand("j1", "c"), supply=supply)
     plan = world.plan()
     assert [release.agent_id for release in plan.releases] == ["x1"]
-    assert not world.apply(plan).plan()
+    assert world.apply(plan).plan().covered == plan.covered == ("j0", "j1")
 
 
 # --- single facts ------------------------------------------------------------------------------------------
@@ -379,6 +379,14 @@ def test_failed_and_ended_provisions_are_no_supply_yet_hold_their_slot() -> None
         assert (plan.covered, plan.creations) == ((), ())
         assert [item.reason for item in plan.unplaced] == [NotDone.AT_POOL_MAX]
         assert len(plan.releases) == 1
+
+
+def test_what_is_busy_or_cordoned_or_away_serves_nobody() -> None:
+    for fact in ({"assigned": True}, {"cordon": "idle"}, {"online": False}, {"cordon": "lost", "lost": True}):
+        item = a_supply(ProvisionState.ACTIVE, **{"online": True, "idle_since": NOW, **fact})
+        plan = a_world(a_demand(), supply=(item,)).plan()
+        assert plan.covered == ()
+        assert [creation.job_id for creation in plan.creations] == ["j0"]
 
 
 def test_what_is_being_destroyed_or_leaked_holds_its_slot() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
 import msgspec
 
+from corral.agent.workdir import remove
 from corral.model.agentconfig import AgentConfig
 
 SIZE_LIMIT = 1024 * 1024
@@ -91,7 +91,7 @@ class WorkLock:
             raise ConfigFault(
                 f"work_dir: {self._directory} is in use by another agent or cannot be locked ({error.strerror})"
             ) from None
-        shutil.rmtree(self._directory / "jobs", ignore_errors=True)
+        remove(self._directory / "jobs")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

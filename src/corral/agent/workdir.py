@@ -7,10 +7,8 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class JobDirectories(NamedTuple):
@@ -37,20 +35,18 @@ def remove(root: Path) -> None:
     """Delete a tree; directories that the job made unreadable are opened first. Never follows a link."""
     if not os.path.lexists(root):
         return
-    shutil.rmtree(root, onerror=_open_up)
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.lexists(root):
-            shutil.rmtree(root, ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)
+    if os.path.lexists(root):
+        _unlock(root)
+        shutil.rmtree(root, ignore_errors=True)
 
 
-def _open_up(
-    function: Callable[..., Any], path: str, error: tuple[type[BaseException], BaseException, TracebackType]
-) -> None:
-    with contextlib.suppress(OSError):
-        for place in (Path(path).parent, Path(path)):
-            if stat.S_ISDIR(place.lstat().st_mode):
-                place.chmod(stat.S_IRWXU)
-        if function in (os.scandir, os.open, os.lstat):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            function(path)
+def _unlock(root: Path) -> None:
+    """Make every directory of the tree ours to read and write, from the top, for a closed one hides those below."""
+    waiting = [root]
+    while waiting:
+        directory = waiting.pop()
+        with contextlib.suppress(OSError):
+            directory.chmod(stat.S_IRWXU)
+            with os.scandir(directory) as entries:
+                waiting += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -128,14 +128,13 @@ class Worker:
         self._update_warden()
         self._spawn(self._guard_grant())
         talking = asyncio.create_task(self._talk())
+        waiting = asyncio.create_task(self._ended.wait())
         try:
-            waiting = asyncio.create_task(self._ended.wait())
             await asyncio.wait({talking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
             if self._ending is None:
                 await talking
         finally:
-            await _cancelled((talking,))
+            await _cancelled((talking, waiting))
             await self._end_jobs()
             await _cancelled(tuple(self._tasks))
         assert self._ending is not None
@@ -477,7 +476,7 @@ def _why(done: Iterable[asyncio.Task[None]]) -> tuple[int, str]:
     return 0, "connection closed"
 
 
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel and wait; their own errors were looked at already."""
     pending = [task for task in tasks if task is not asyncio.current_task()]
     for task in pending:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from corral.control.lines import LastLines
 from corral.control.scaler import Reasons
 from corral.decide.matching import Wanted, nearest, route
-from corral.decide.scaling import NotDone, Unplaced
+from corral.decide.scaling import NotDone, Unplaced, no_pool
 from corral.model.errors import NotFound
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.pools import Pool
@@ -195,9 +195,9 @@ def _waiting_for(job: ListedJob, reasons: Reasons) -> str:
 def why(connection: Connection, job_id: JobId, pools: Sequence[Pool], reasons: Reasons) -> WhyView:
     """The story of one job so far, and the smallest change that would let it run."""
     job = required(connection, job_id)
-    unplaced = reasons.unplaced.get(job_id) if job.state is JobState.QUEUED else None
+    unplaced = _unplaced(job, pools, reasons) if job.state is JobState.QUEUED else None
     sentences = [*_story(connection, job)]
-    waiting = _waiting_for(job, reasons)
+    waiting = unplaced.detail if unplaced is not None else _waiting_for(job, reasons)
     if waiting:
         sentences.append(f"it waits: {waiting}")
     if job.state in JOB.terminal:
@@ -210,6 +210,15 @@ def why(connection: Connection, job_id: JobId, pools: Sequence[Pool], reasons: R
         sentences=tuple(sentences),
         fix=_fix(job, unplaced, pools),
     )
+
+
+def _unplaced(job: Job, pools: Sequence[Pool], reasons: Reasons) -> Unplaced | None:
+    """Why it gets no agent: what the scaler last said, or, before it looked at the job, what can be told without it."""
+    known = reasons.unplaced.get(job.id)
+    if known is not None or job.id in reasons.covered:
+        return known
+    wanted = Wanted(labels=job.labels, excludes=job.excludes)
+    return no_pool(job.id, wanted, pools) if not route(wanted, pools) else None
 
 
 def _story(connection: Connection, job: Job) -> list[str]:

@@ -36,7 +36,7 @@ _ATTEMPT_EVENT = {
     Result.FAILED: AttemptEvent.FAIL,
     Result.CANCELLED: AttemptEvent.END_CANCELLED,
     Result.SKIPPED: AttemptEvent.SUCCEED,
-    Result.LOST: AttemptEvent.FAIL,
+    Result.LOST: AttemptEvent.LOSE,
 }
 
 
@@ -173,7 +173,11 @@ def _end_or_retry(
     if job.state is JobState.CANCELLING and result is not Result.SUCCEEDED:
         settle.end_job(connection, job, settle.stopped(job), wake, reason=job.reason, detail=detail)
         return
-    settlement = settling.after_failure(job.spec, job.tries, result, reason)
+    if result is Result.LOST:
+        # The agent itself ended it: its grant ran out, or its host told it to stop.
+        settlement = settling.after_loss(job.spec, job.tries, instance_gone=True)
+    else:
+        settlement = settling.after_failure(job.spec, job.tries, result, reason)
     if settlement.next is settling.Next.RETRY and job.state is JobState.RUNNING:
         settle.requeue(connection, job, JobEvent.RETRY, wake, pause=settlement.pause, offers=0, tries=job.tries)
         return

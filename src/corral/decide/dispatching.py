@@ -58,7 +58,10 @@ def plan(queued: Sequence[QueuedJob], idle: Sequence[IdleAgent], now: int) -> tu
     classes = _by_offer(free)
     placements = []
     for job in queued:
-        agent = bound.get(job.id) or _take(job, classes)
+        own = bound.get(job.id)
+        # Even the instance made for it is asked again only when nobody else fits.
+        again = own is not None and own.id == job.avoid
+        agent = (_take(job, classes) or own) if again else (own or _take(job, classes))
         if agent is not None:
             placements.append(Placement(job_id=job.id, agent_id=agent.id))
     return tuple(placements)

@@ -355,7 +355,7 @@ def _pool_refuses(pool: Pool, health: PoolHealth | None, now: int) -> Unplaced |
 def _place(item: Demand, pools: Sequence[Pool], caps: Caps, room: _Room) -> Creation | Unplaced:
     candidates = route(item.wanted, pools)
     if not candidates:
-        return _no_pool(item, pools)
+        return no_pool(item.job_id, item.wanted, pools)
     if item.creates >= caps.creates_per_job:
         return Unplaced(
             job_id=item.job_id,
@@ -385,13 +385,14 @@ def _creation(item: Demand, pool: Pool) -> Creation:
     )
 
 
-def _no_pool(item: Demand, pools: Sequence[Pool]) -> Unplaced:
-    near = nearest(item.wanted, pools)
+def no_pool(job_id: JobId, wanted: Wanted, pools: Sequence[Pool]) -> Unplaced:
+    """No pool fits: which comes nearest, and what stands between."""
+    near = nearest(wanted, pools)
     if near is None:
-        return Unplaced(job_id=item.job_id, reason=NotDone.NO_POOL, detail="no pool is configured")
+        return Unplaced(job_id=job_id, reason=NotDone.NO_POOL, detail="no pool is configured")
     pool, difference = near
     return Unplaced(
-        job_id=item.job_id,
+        job_id=job_id,
         reason=NotDone.NO_POOL,
         pool=pool.name,
         detail=f"no pool fits; the nearest is {pool.name}: {difference.sentence(pool.name)}",

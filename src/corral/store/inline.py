@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from sqlalchemy import Connection, create_engine, event, insert
 from sqlalchemy.pool import StaticPool
@@ -45,9 +45,7 @@ class InlineDatabase:
         with self._connection.begin():
             metadata.create_all(self._connection)
             self._connection.execute(insert(meta).values(key="schema_version", value=str(SCHEMA_VERSION)))
-        driver = self._connection.connection.dbapi_connection
-        assert isinstance(driver, sqlite3.Connection)
-        prepare(driver)
+        prepare(cast(sqlite3.Connection, self._connection.connection.dbapi_connection))
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
         if self.away:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,6 +24,9 @@ from tests.waiting import eventually
 
 STANDIN = str(Path(__file__).with_name("standin.py"))
 WARDEN = str(Path(strays.__file__).with_name("warden.py"))
+RUN = secrets.token_hex(4)
+"""Two runs of these tests at once on one host must not take each other's instances for their own."""
+A, B = AgentId(f"agent_a_{RUN}"), AgentId(f"agent_b_{RUN}")
 CLUSTER = ClusterId("corral-test")
 DEADLINE = 20.0
 Test = Callable[[ProcessBackend], Awaitable[None]]
@@ -32,7 +36,7 @@ def agent_command(*habit: str, python: str = sys.executable) -> tuple[str, ...]:
     return (python, "-I", "-S", STANDIN, *habit)
 
 
-def spec(name: str = "agent_a", **changes: Any) -> InstanceSpec:
+def spec(name: str = A, **changes: Any) -> InstanceSpec:
     values: dict[str, Any] = {
         "cluster_id": CLUSTER,
         "agent_id": AgentId(name),
@@ -72,22 +76,22 @@ class Host:
 
         asyncio.run(go())
 
-    def home(self, name: str = "agent_a") -> Path:
+    def home(self, name: str = A) -> Path:
         return self.root / name / "home"
 
-    def said(self, word: str, name: str = "agent_a") -> str:
+    def said(self, word: str, name: str = A) -> str:
         """What the stand-in left under ``word``, as soon as it is there."""
         path = self.home(name) / word
         eventually(path.exists, f"{path} is written")
         return path.read_text()
 
-    def facts(self, name: str = "agent_a") -> dict[str, Any]:
+    def facts(self, name: str = A) -> dict[str, Any]:
         return json.loads(self.said("facts", name))  # type: ignore[no-any-return]
 
-    def warden(self, name: str = "agent_a") -> int:
+    def warden(self, name: str = A) -> int:
         return int((self.root / name / "warden").read_text().split()[0])
 
-    def pids(self, count: int, name: str = "agent_a") -> list[int]:
+    def pids(self, count: int, name: str = A) -> list[int]:
         """The processes that the stand-in has set loose, once there are that many."""
         directory = self.home(name) / "pids"
         return eventually(
@@ -105,9 +109,9 @@ def alive(pid: int) -> bool:
     return seen is not None and not seen.gone
 
 
-def left_of(name: str = "agent_a") -> list[int]:
+def left_of(name: str = A) -> list[int]:
     """Living processes that carry the instance's marker."""
-    return [pid for pid in procfs.pids() if alive(pid) and strays.marker_of(pid) == name]
+    return [pid for pid in procfs.pids() if alive(pid) and name in strays.markers_of(pid)]
 
 
 class Warden:

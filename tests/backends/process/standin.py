@@ -58,6 +58,12 @@ def hide() -> None:
     os.execve("/bin/sleep", ["sleep", "1000"], {})
 
 
+def step() -> None:
+    """What a job leaves behind: only what the agent puts into a step's environment tells of us."""
+    write_pid("pids")
+    os.execve("/bin/sleep", ["sleep", "1000"], {"CORRAL_AGENT_ID": os.environ["CORRAL_INSTANCE"]})
+
+
 def storm(depth: int) -> None:
     """Fork and fork again, each in its own session, until somebody ends it; bounded, so that a failing test does
     not take the host."""
@@ -129,6 +135,9 @@ def main() -> None:
             os._exit(0)
         case "hidden":
             child(hide)
+            idle()
+        case "step":
+            child(step)
             idle()
         case "stopped-children":
             child(lambda: (write_pid("pids"), os.kill(os.getpid(), signal.SIGSTOP)))

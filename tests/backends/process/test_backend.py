@@ -19,10 +19,10 @@ from corral.backends.process import cgroups, procfs, strays
 from corral.backends.process.backend import ProcessBackend
 from corral.model.ids import AgentId
 from corral.model.secret import Secret
-from tests.backends.process.rigs import CLUSTER, DEADLINE, Host, alive, left_of, spec
+from tests.backends.process.rigs import CLUSTER, DEADLINE, RUN, A, B, Host, alive, left_of, spec
 from tests.waiting import eventually, eventually_async
 
-AGENT = AgentId("agent_a")
+AGENT = A
 NO_CGROUPS = cgroups.Cgroups(())
 
 
@@ -35,7 +35,7 @@ def host(tmp_path: Path) -> Host:
 def owner(tmp_path: Path, tied: str, habit: str) -> Iterator[subprocess.Popen[bytes]]:
     """A coordinator in its own process, with one instance up."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.backends.process.owner", str(tmp_path), tied, habit], stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.backends.process.owner", str(tmp_path), tied, habit, A], stdout=subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -136,6 +136,18 @@ def test_destroy_finds_what_a_killed_warden_let_go(host: Host, groups: cgroups.C
     host.use(test, "daemons", host_cgroups=groups)
 
 
+def test_destroy_finds_a_step_that_a_killed_warden_let_go(host: Host) -> None:
+    async def test(backend: ProcessBackend) -> None:
+        await backend.create(spec(), DEADLINE)
+        (pid,) = host.pids(1)
+        await eventually_async(lambda: b"CORRAL_INSTANCE" not in (procfs.read(f"/proc/{pid}/environ") or b""))
+        os.kill(host.warden(), signal.SIGKILL)
+        await backend.destroy(AGENT, DEADLINE)
+        assert not alive(pid)
+
+    host.use(test, "step", host_cgroups=NO_CGROUPS)
+
+
 def test_a_cgroup_finds_what_hides_its_marker(host: Host) -> None:
     if not cgroups.discover().hierarchies:
         pytest.skip("no writable cgroup here")
@@ -143,7 +155,7 @@ def test_a_cgroup_finds_what_hides_its_marker(host: Host) -> None:
     async def test(backend: ProcessBackend) -> None:
         await backend.create(spec(), DEADLINE)
         pids = host.pids(1)
-        await eventually_async(lambda: all(strays.marker_of(pid) is None for pid in pids))
+        await eventually_async(lambda: all(not strays.markers_of(pid) for pid in pids))
         os.kill(host.warden(), signal.SIGKILL)
         await backend.destroy(AGENT, DEADLINE)
         assert not any(alive(pid) for pid in pids)
@@ -180,7 +192,7 @@ def test_an_agent_that_ends_at_once_is_reported_once_each(host: Host) -> None:
     async def test(backend: ProcessBackend) -> None:
         endings: list[Ending] = []
         backend.watch(endings.append)
-        wanted = [AgentId(f"agent_{n}") for n in range(8)]
+        wanted = [AgentId(f"agent_{n}_{RUN}") for n in range(8)]
         for name in wanted:
             await backend.create(spec(name), DEADLINE)
             assert await backend.create(spec(name), DEADLINE)
@@ -351,19 +363,19 @@ def test_the_agents_environment(host: Host) -> None:
     }
 
     async def test(backend: ProcessBackend) -> None:
-        await backend.create(spec("agent_a"), DEADLINE)
-        await backend.create(spec("agent_b", inherit_env=("MINE_*", "HTTP_PROXY")), DEADLINE)
+        await backend.create(spec(A), DEADLINE)
+        await backend.create(spec(B, inherit_env=("MINE_*", "HTTP_PROXY")), DEADLINE)
         base = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-        assert without_locale(host.facts("agent_a")["env"]) == base | {
-            "HOME": str(host.home("agent_a")),
-            "CORRAL_INSTANCE": "agent_a",
+        assert without_locale(host.facts(A)["env"]) == base | {
+            "HOME": str(host.home(A)),
+            "CORRAL_INSTANCE": A,
             "https_proxy": "http://proxy:3128",
             "PIP_TIMEOUT": "7",
             "SSL_CERT_FILE": "/etc/certs",
         }
-        assert without_locale(host.facts("agent_b")["env"]) == base | {
-            "HOME": str(host.home("agent_b")),
-            "CORRAL_INSTANCE": "agent_b",
+        assert without_locale(host.facts(B)["env"]) == base | {
+            "HOME": str(host.home(B)),
+            "CORRAL_INSTANCE": B,
             "MINE_A": "a",
             "HTTP_PROXY": "http://user:word@proxy:3128",
         }
@@ -383,8 +395,8 @@ def test_the_cache_outlives_the_instance(host: Host) -> None:
         (cache / "kept").write_text("x")
         await backend.destroy(AGENT, DEADLINE)
         assert (cache / "kept").exists()
-        await backend.create(spec("agent_b"), DEADLINE)
-        assert host.facts("agent_b")["config"]["cache_dir"] == str(cache)
+        await backend.create(spec(B), DEADLINE)
+        assert host.facts(B)["config"]["cache_dir"] == str(cache)
 
     host.use(test, "facts")
 
@@ -581,7 +593,7 @@ def test_a_hundred_instances_hold_no_worker_and_few_descriptors(host: Host) -> N
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     async def test(backend: ProcessBackend) -> None:
-        wanted = [AgentId(f"agent_{n}") for n in range(30)]
+        wanted = [AgentId(f"agent_{n}_{RUN}") for n in range(30)]
         await asyncio.gather(*(backend.create(spec(name), DEADLINE) for name in wanted))
         assert len(os.listdir("/proc/self/fd")) - before <= len(wanted) + 10  # noqa: PTH208
         await asyncio.gather(*(backend.destroy(name, DEADLINE) for name in wanted))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,10 +22,12 @@ from corral.backends.interface import Denied, NoCapacity
 from corral.backends.process import cgroups
 from corral.backends.process.backend import ProcessBackend
 from corral.model.ids import AgentId
-from tests.backends.process.rigs import DEADLINE, STANDIN, Host, alive, left_of, spec
+from tests.backends.process.rigs import DEADLINE, RUN, STANDIN, A, B, Host, alive, left_of, spec
 from tests.waiting import eventually_async
 
-UIDS = range(64_100, 64_103)
+FIRST = 100_000 + secrets.randbelow(1_000_000)
+UIDS = range(FIRST, FIRST + 3)
+"""Of this run alone: another one on the same host takes others."""
 NO_CGROUPS = cgroups.Cgroups(())
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 
@@ -78,10 +81,10 @@ def host() -> Iterator[SlotHost]:
 @needs_root
 def test_each_instance_has_a_user_of_its_own(host: SlotHost) -> None:
     async def test(backend: ProcessBackend) -> None:
-        for name in ("agent_a", "agent_b"):
+        for name in (A, B):
             await backend.create(spec(name), DEADLINE)
         uids = set()
-        for name in ("agent_a", "agent_b"):
+        for name in (A, B):
             facts = host.facts(name)
             users, groups, others = facts["ids"]
             assert set(users) == set(groups) and len(set(users)) == 1
@@ -97,9 +100,9 @@ def test_each_instance_has_a_user_of_its_own(host: SlotHost) -> None:
 @needs_root
 def test_slots_run_out_come_back_and_survive_a_restart(host: SlotHost) -> None:
     async def test(backend: ProcessBackend) -> None:
-        names = [AgentId(f"agent_{n}") for n in range(4)]
+        names = [AgentId(f"agent_{n}_{RUN}") for n in range(4)]
         await asyncio.gather(*(backend.create(spec(name), DEADLINE) for name in names[:3]))
-        with pytest.raises(NoCapacity, match="all 3 uids 64100–64102 are in use"):
+        with pytest.raises(NoCapacity, match=r"all 3 uids .* are in use"):
             await backend.create(spec(names[3]), DEADLINE)
         restarted = host.backend()
         with pytest.raises(NoCapacity):
@@ -120,21 +123,21 @@ def test_an_instance_cannot_read_what_is_not_its_own(host: SlotHost) -> None:
     key.write_text("the key of all secrets")
     targets = [
         key,
-        host.root / "agent_a",
-        host.root / "agent_a" / "instance.json",
-        host.root / "agent_a" / "warden",
-        host.root / "agent_a" / "output",
-        host.home("agent_a"),
-        host.home("agent_a") / "agent.json",
-        host.home("agent_a") / "work",
-        host.root / "agent_b" / "instance.json",
+        host.root / A,
+        host.root / A / "instance.json",
+        host.root / A / "warden",
+        host.root / A / "output",
+        host.home(A),
+        host.home(A) / "agent.json",
+        host.home(A) / "work",
+        host.root / B / "instance.json",
         host.root,
     ]
 
     async def test(backend: ProcessBackend) -> None:
-        await backend.create(spec("agent_a"), DEADLINE)
-        await backend.create(spec("agent_b"), DEADLINE)
-        results = json.loads(host.said("results", "agent_b"))
+        await backend.create(spec(A), DEADLINE)
+        await backend.create(spec(B), DEADLINE)
+        results = json.loads(host.said("results", B))
         assert results == {str(path): "Permission denied" for path in targets}
 
     host.use(test, "read", *(str(path) for path in targets))
@@ -159,7 +162,7 @@ def test_the_own_uid_finds_what_hides_its_marker(host: SlotHost) -> None:
         os.kill(host.warden(), signal.SIGKILL)
         await eventually_async(lambda: left_of() == [])
         assert all(alive(pid) for pid in pids)
-        await backend.destroy(AgentId("agent_a"), DEADLINE)
+        await backend.destroy(A, DEADLINE)
         assert not any(alive(pid) for pid in pids)
 
     host.use(test, "hidden", host_cgroups=NO_CGROUPS)
@@ -173,7 +176,7 @@ def test_a_uid_that_somebody_uses_is_not_lent(host: SlotHost) -> None:
         async def test(backend: ProcessBackend) -> None:
             await backend.create(spec(), DEADLINE)
             assert host.facts()["ids"][0][0] == UIDS[1]
-            await backend.destroy(AgentId("agent_a"), DEADLINE)
+            await backend.destroy(A, DEADLINE)
             assert alive(stranger.pid)
 
         host.use(test, "facts")
@@ -193,8 +196,8 @@ def test_files_of_any_owner_are_removed(host: SlotHost) -> None:
             os.chown(path / "file", owner, owner)
             os.chown(path, owner, owner)
             path.chmod(0o000)
-        await backend.destroy(AgentId("agent_a"), DEADLINE)
-        assert not (host.root / "agent_a").exists()
+        await backend.destroy(A, DEADLINE)
+        assert not (host.root / A).exists()
 
     host.use(test)
 
@@ -219,7 +222,7 @@ def test_a_named_user(host: SlotHost) -> None:
     async def test(backend: ProcessBackend) -> None:
         await backend.create(spec(user="nobody"), DEADLINE)
         assert set(host.facts()["ids"][0]) == {65534}
-        journal = json.loads((host.root / "agent_a" / "instance.json").read_text())
+        journal = json.loads((host.root / A / "instance.json").read_text())
         assert journal["slot"] == -1, "others may have processes of that user"
 
     host.use(test, "facts", uids=None)

@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 from corral.model.agentconfig import DEFAULT_INHERIT_ENV
 
 MARKER = "CORRAL_INSTANCE"
-"""Names the instance in every process of it, so that one that slipped from its warden is still found."""
+"""Names the instance in warden and agent, so that one that slipped from its warden is still found."""
+STEP_MARKER = "CORRAL_AGENT_ID"
+"""The same in what a job runs: the agent builds its steps' environment anew, with this in it."""
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -8,8 +8,10 @@ import signal
 from dataclasses import dataclass
 
 from corral.backends.process import procfs
-from corral.backends.process.environment import MARKER
+from corral.backends.process.environment import MARKER, STEP_MARKER
 from corral.model.ids import AgentId
+
+_PREFIXES = (f"{MARKER}=".encode(), f"{STEP_MARKER}=".encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +53,18 @@ def belongs(pid: int, traits: Traits, grouped: frozenset[int]) -> bool:
     started with, so it decides only where the kernel has nothing to say."""
     if pid in grouped or (traits.slot >= 0 and _owner(pid) == traits.slot):
         return True
-    return marker_of(pid) == traits.agent_id
+    return traits.agent_id in markers_of(pid)
 
 
-def marker_of(pid: int) -> str | None:
-    """The instance named in the process's environment, None when there is none or it may not be read."""
-    prefix = f"{MARKER}=".encode()
-    for entry in (procfs.read(f"/proc/{pid}/environ") or b"").split(b"\0"):
-        if entry.startswith(prefix):
-            return entry[len(prefix) :].decode("ascii", "replace")
-    return None
+def markers_of(pid: int) -> frozenset[str]:
+    """The instances named in the process's environment: none, or the one it belongs to."""
+    entries = (procfs.read(f"/proc/{pid}/environ") or b"").split(b"\0")
+    return frozenset(
+        entry[len(prefix) :].decode("ascii", "replace")
+        for entry in entries
+        for prefix in _PREFIXES
+        if entry.startswith(prefix)
+    )
 
 
 def members(cgroups: tuple[str, ...]) -> frozenset[int]:

@@ -27,9 +27,10 @@ def compile_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to load all workflow files.", min=0.1)] = TIMEOUT,
 ) -> None:
-    """Compile the workflows in .corral/workflows to .corral/corral.lock.json, which is committed with them.
+    """Compile the workflows of a tree to its lock file.
 
-    Exit code 1: something is wrong with the workflows, or, with --check, the lock file is not up to date.
+    .corral/workflows becomes .corral/corral.lock.json, which is committed with them. Exit code 1: something is wrong
+    with the workflows, or, with --check, the lock file is not up to date.
     """
     try:
         tree = find_tree(path)

@@ -44,7 +44,8 @@ def command(
 ) -> None:
     """Test a real package in parts, on agents made for it.
 
-    Its own test suite runs. The package's source distribution comes from the index of your own pip settings. Ctrl-C cancels, twice kills.
+    Its own test suite runs. The package's source distribution comes from the index of your own pip settings.
+    Ctrl-C cancels, twice kills.
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
     from corral.cli.wiring import default_state_dir

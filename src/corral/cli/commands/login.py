@@ -24,7 +24,8 @@ def command(
 ) -> None:
     """Save a token for a server.
 
-    It is asked for, or read from standard input, and tried before it is saved. Commands use it with --url URL or CORRAL_URL.
+    It is asked for, or read from standard input, and tried before it is saved. Commands use it with --url URL
+    or CORRAL_URL.
     """
     if forget:
         credentials.save(url, None)

@@ -46,7 +46,8 @@ def command(
 ) -> None:
     """Print the log of a job, or of all jobs of a run.
 
-    It comes byte for byte as it was printed. What is said about the log (which job and step, what is missing) goes to standard error.
+    It comes byte for byte as it was printed. What is said about the log (which job and step, what is missing)
+    goes to standard error.
     """
 
     async def work(client: Client) -> None:

@@ -38,7 +38,8 @@ def command(
 ) -> None:
     """Run a run again, with the same lock file and source.
 
-    Secrets have to be given again. Where no server holds the state directory the run is executed here, as corral run does.
+    Secrets have to be given again. Where no server holds the state directory the run is executed here, as
+    corral run does.
     """
     from corral.cli.executing import follow_there, run_here
     from corral.cli.inputs import secrets

@@ -48,7 +48,8 @@ def command(
 ) -> None:
     """Run a workflow of a git work tree on this machine.
 
-    Uncommitted changes are included. Ctrl-C cancels the run gracefully; a second one kills it. Records and logs stay in the state directory.
+    Uncommitted changes are included. Ctrl-C cancels the run gracefully; a second one kills it. Records and logs
+    stay in the state directory.
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
     from corral.cli.inputs import secrets, variables

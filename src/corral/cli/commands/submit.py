@@ -38,7 +38,8 @@ def command(
 ) -> None:
     """Run a workflow of a git work tree on a server.
 
-    Uncommitted changes are included. Without --follow the id of the run is printed, and the run goes on without this command.
+    Uncommitted changes are included. Without --follow the id of the run is printed, and the run goes on without
+    this command.
     """
     from corral.cli.executing import Wanted, follow_there, prepared, submit
     from corral.cli.inputs import secrets, variables

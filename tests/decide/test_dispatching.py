@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which idle agent is offered which job."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.decide.dispatching import RELEASE_GRACE, IdleAgent, Placement, QueuedJob, plan, released
+from corral.decide.matching import Offered, Wanted, fits
+from corral.model.ids import AgentId, JobId
+from tests.decide import strategies
+from tests.decide.strategies import NOW
+
+JOBS = [JobId(f"j{n}") for n in range(6)]
+AGENTS = [AgentId(f"a{n}") for n in range(6)]
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[QueuedJob]:
+    jobs = draw(st.permutations(JOBS))[: draw(st.sampled_from(range(6)))]
+    avoided = st.sampled_from((None, None, *AGENTS))
+    return [QueuedJob(id=job, wanted=draw(strategies.wanted), avoid=draw(avoided)) for job in jobs]
+
+
+@st.composite
+def idlers(draw: st.DrawFn) -> list[IdleAgent]:
+    agents = draw(st.permutations(AGENTS))[: draw(st.sampled_from(range(6)))]
+    return [
+        IdleAgent(
+            id=agent,
+            offered=draw(strategies.offered),
+            bound=draw(st.sampled_from((None, None, *JOBS))),
+            idle_since=NOW - draw(st.sampled_from((0, RELEASE_GRACE - 1, RELEASE_GRACE, 2 * RELEASE_GRACE))),
+        )
+        for agent in agents
+    ]
+
+
+@given(queues(), idlers())
+def test_placements_are_safe(queued: list[QueuedJob], idle: list[IdleAgent]) -> None:
+    placements = plan(queued, idle, NOW)
+    jobs, agents = {job.id: job for job in queued}, {agent.id: agent for agent in idle}
+    assert len({p.job_id for p in placements}) == len(placements) == len({p.agent_id for p in placements})
+    for placement in placements:
+        job, agent = jobs[placement.job_id], agents[placement.agent_id]
+        if agent.bound is None or agent.bound not in jobs:
+            assert fits(job.wanted, agent.offered)
+            assert agent.bound is None or NOW - agent.idle_since >= RELEASE_GRACE
+        else:
+            assert agent.bound == job.id, "an instance made for a queued job serves that job only"
+
+
+@given(queues(), idlers())
+def test_no_job_waits_beside_an_agent_that_could_run_it(queued: list[QueuedJob], idle: list[IdleAgent]) -> None:
+    placements = plan(queued, idle, NOW)
+    by_id = {job.id: job for job in queued}
+    placed, used = {p.job_id for p in placements}, {p.agent_id for p in placements}
+    for job in queued:
+        if job.id not in placed:
+            for agent in idle:
+                unused = agent.id not in used
+                assert not (unused and released(agent, by_id, NOW) and fits(job.wanted, agent.offered))
+                assert agent.bound != job.id, "its own instance is idle"
+
+
+@given(queues(), idlers())
+def test_who_declined_is_asked_again_only_when_nobody_else_fits(queued: list[QueuedJob], idle: list[IdleAgent]) -> None:
+    placements = plan(queued, idle, NOW)
+    by_id = {job.id: job for job in queued}
+    used = {p.agent_id for p in placements}
+    for placement in placements:
+        job = by_id[placement.job_id]
+        if placement.agent_id == job.avoid:
+            spare = [a for a in idle if a.id not in used and released(a, by_id, NOW) and fits(job.wanted, a.offered)]
+            assert not spare
+
+
+@given(queues(), idlers())
+def test_planning_again_without_what_was_placed_gives_nothing(queued: list[QueuedJob], idle: list[IdleAgent]) -> None:
+    placements = plan(queued, idle, NOW)
+    placed, used = {p.job_id for p in placements}, {p.agent_id for p in placements}
+    left = [job for job in queued if job.id not in placed]
+    unused = [agent for agent in idle if agent.id not in used]
+    still_reserved = [agent for agent in unused if agent.bound not in placed]
+    assert plan(left, still_reserved, NOW) == ()
+
+
+# --- single facts ------------------------------------------------------------------------------------------
+
+
+def job(name: str = "j0", labels: str = "x", avoid: str | None = None) -> QueuedJob:
+    wanted = Wanted(labels=frozenset(labels.split()))
+    return QueuedJob(id=JobId(name), wanted=wanted, avoid=AgentId(avoid) if avoid else None)
+
+
+def agent(name: str, labels: str = "x", bound: str | None = None, idle: int = RELEASE_GRACE) -> IdleAgent:
+    return IdleAgent(
+        id=AgentId(name),
+        offered=Offered(labels=frozenset(labels.split())),
+        bound=JobId(bound) if bound else None,
+        idle_since=NOW - idle,
+    )
+
+
+def pairs(placements: tuple[Placement, ...]) -> list[tuple[str, str]]:
+    return [(p.job_id, p.agent_id) for p in placements]
+
+
+def test_the_longest_idle_of_the_smallest_class_is_taken() -> None:
+    idle = [agent("wide", "x y", idle=9), agent("young", idle=1), agent("old", idle=5)]
+    assert pairs(plan([job()], idle, NOW)) == [("j0", "old")]
+
+
+def test_a_small_job_does_not_take_the_instance_made_for_another() -> None:
+    big = agent("big", "x gpu", bound="j1")
+    assert pairs(plan([job("j0"), job("j1", "x gpu")], [big], NOW)) == [("j1", "big")]
+
+
+def test_a_bound_agent_whose_job_is_gone_waits_for_the_grace() -> None:
+    assert plan([job()], [agent("a", bound="gone", idle=RELEASE_GRACE - 1)], NOW) == ()
+    assert pairs(plan([job()], [agent("a", bound="gone", idle=RELEASE_GRACE)], NOW)) == [("j0", "a")]
+
+
+def test_another_agent_is_asked_after_a_decline() -> None:
+    assert pairs(plan([job(avoid="a")], [agent("a", idle=9), agent("b", idle=1)], NOW)) == [("j0", "b")]
+    assert pairs(plan([job(avoid="a")], [agent("a"), agent("b", "x y")], NOW)) == [("j0", "b")]
+    assert pairs(plan([job(avoid="a")], [agent("a")], NOW)) == [("j0", "a")]
+
+
+def test_also_when_it_was_its_own_instance_that_declined() -> None:
+    own = agent("own", bound="j0")
+    assert pairs(plan([job(avoid="own")], [own, agent("b")], NOW)) == [("j0", "b")]
+    assert pairs(plan([job(avoid="own")], [own], NOW)) == [("j0", "own")]
+
+
+def test_first_come_first_served() -> None:
+    assert pairs(plan([job("j1"), job("j0")], [agent("a")], NOW)) == [("j1", "a")]
