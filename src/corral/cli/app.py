@@ -42,10 +42,12 @@ COMMANDS: dict[str, Entry] = {
     "rerun": _entry("rerun"),
     "agents": _entry("agents"),
     "pools": _entry("pools"),
+    "config": _entry("config", "app"),
     "token": _entry("token", "app"),
     "login": _entry("login"),
     "paths": _entry("paths"),
     "clean": _entry("clean"),
+    "firecracker": _entry("firecracker", "app"),
 }
 """In the order of ``corral --help``."""
 

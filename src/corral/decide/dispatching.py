@@ -59,11 +59,9 @@ def plan(queued: Sequence[QueuedJob], idle: Sequence[IdleAgent], now: int) -> tu
     placements = []
     for job in queued:
         own = bound.get(job.id)
-        if own is not None and own.id == job.avoid:
-            # Even the instance made for it is asked again only when nobody else fits.
-            agent = _take(job, classes) or own
-        else:
-            agent = own or _take(job, classes)
+        # Even the instance made for it is asked again only when nobody else fits.
+        again = own is not None and own.id == job.avoid
+        agent = (_take(job, classes) or own) if again else (own or _take(job, classes))
         if agent is not None:
             placements.append(Placement(job_id=job.id, agent_id=agent.id))
     return tuple(placements)
