@@ -12,8 +12,8 @@ from sqlalchemy import Connection, select
 from corral.control import settle
 from corral.control.scaler import look
 from corral.decide import progress, scaling
+from corral.model.ids import JobId, RunId
 from corral.model.machine import Machine
-from corral.model.ids import AgentId, JobId, RunId
 from corral.model.records import Job, Step
 from corral.model.spec import OnLost, Result
 from corral.model.states import (
