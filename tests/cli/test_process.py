@@ -161,6 +161,7 @@ def test_the_second_interrupt_kills(place: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED, err.decode()
+    assert b"killing" in err
     assert time.monotonic() - begin < 9, "it waited for the grace of the first interrupt"
     assert not alive(pid)
     assert left_behind(place) == []
