@@ -26,6 +26,10 @@ unit: $(DEVSTAMP)
 mutations: $(DEVSTAMP)
 	$(BIN)/python tools/mutations.py $(MUTATIONS)
 
+docs: $(DEVSTAMP)
+	$(BIN)/python tools/cli_reference.py
+	$(BIN)/python tools/api_reference.py
+
 preflight:
 	@sh tools/preflight.sh "$(PYTHON)"
 

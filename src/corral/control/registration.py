@@ -88,6 +88,11 @@ def register(connection: Connection, hello: Hello, coordinator_id: str) -> Regis
     if agent.state is AgentState.ONLINE and agent.boot_id != hello.boot_id:
         message = "another process is connected as this agent; it must end first"
         return Turned(code=RefusedCode.IN_USE, message=message, retry_after=IN_USE_RETRY, verified=True)
+    if agent.boot_id == hello.boot_id and 0 < hello.connection <= agent.connection:
+        # What it says of its jobs was true before the newer connection: taken for news, it would put a job that
+        # runs by now back into the queue.
+        message = "a newer connection of this agent has registered"
+        return Turned(code=RefusedCode.RETRY, message=message, verified=True)
     return _welcome(connection, hello, agent_id, provision, coordinator_id)
 
 
@@ -156,6 +161,7 @@ def _welcome(
         agent,
         coordinator_id=coordinator_id,
         boot_id=hello.boot_id,
+        number=hello.connection,
         facts=hello.facts,
         labels=labels,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -94,6 +95,7 @@ class SessionSettings:
     stranded_after: float = 1800.0
 
 
+OnBound = Callable[[AgentId], Awaitable[None]]
 OnAnswer = Callable[["Session", Accept | Decline], Awaitable[None]]
 Secrets = Callable[[JobId, RunId], Awaitable[dict[str, str]]]
 
@@ -110,6 +112,7 @@ class Services:
     coordinator_id: str
     settings: SessionSettings
     on_answer: OnAnswer
+    on_bound: OnBound
     secrets: Secrets
     pool_offer: Callable[[str], tuple[Labels, bool]]
     """(mandatory labels, is the default pool) of a pool by name."""
@@ -123,7 +126,21 @@ class Sessions:
         self._services = services
         self._by_agent: dict[AgentId, Session] = {}
         self._serving: set[asyncio.Task[None]] = set()
+        self._greeted: Counter[AgentId] = Counter()
         self.draining = False
+
+    def greet(self, agent_id: AgentId) -> None:
+        """A connection is about to register this agent; :meth:`part` when it is over and that is recorded."""
+        self._greeted[agent_id] += 1
+
+    def part(self, agent_id: AgentId) -> None:
+        self._greeted[agent_id] -= 1
+        if self._greeted[agent_id] <= 0:
+            del self._greeted[agent_id]
+
+    def serves(self, agent_id: AgentId) -> bool:
+        """False: an agent that the database says is connected here is not, and its disconnection went unrecorded."""
+        return agent_id in self._greeted
 
     def get(self, agent_id: AgentId) -> Session | None:
         return self._by_agent.get(agent_id)
@@ -178,9 +195,12 @@ class Sessions:
             await asyncio.gather(*late, return_exceptions=True)
 
     def adopt(self, session: Session) -> None:
-        """The newest session of an agent replaces an older one."""
+        """The newest session of an agent replaces an older one, in whatever order they come here."""
         assert session.agent_id is not None
         older = self._by_agent.get(session.agent_id)
+        if older is not None and older.number > session.number:
+            session.close(close.REPLACED, "replaced by a newer session")
+            return
         self._by_agent[session.agent_id] = session
         if older is not None:
             older.close(close.REPLACED, "replaced by a newer session")
@@ -211,6 +231,7 @@ class Session:
         self._runs: dict[tuple[JobId, int], RunId] = {}
         self._stops: dict[tuple[JobId, int], bool] = {}
         self._waiting_for_frame = False
+        self._greeted: AgentId | None = None
         self.over = asyncio.Event()
         self.agent_id: AgentId | None = None
         self.number = 0
@@ -311,13 +332,17 @@ class Session:
         await self._pump.stop()
         self._sessions.drop(self)
         await self._record_disconnect()
+        if self._greeted is not None:
+            self._sessions.part(self._greeted)
 
     async def _record_disconnect(self) -> None:
         if self.agent_id is None or self._sessions.draining:
             return
         agent_id, number = self.agent_id, self.number
-        with contextlib.suppress(CorralError):
+        try:
             await self._s.database.write(lambda c: agent_rows.disconnect(c, agent_id, number))
+        except CorralError as error:
+            log.warning("agent %s: its disconnection is recorded later: %s", agent_id, error)
         self._s.bell.ring(bell.SCALE)
 
     async def _write(self) -> None:
@@ -368,6 +393,7 @@ class Session:
             case ConfigAck():
                 agent_id = self._agent()
                 await self._s.database.write(lambda c: agent_rows.config_acked(c, agent_id))
+                await self._s.on_bound(agent_id)
             case Draining():
                 await self._draining(message)
             case Heartbeat() | HeartbeatAck():
@@ -380,6 +406,8 @@ class Session:
     # --- registering ---
 
     async def _hello(self, hello: Hello) -> None:
+        self._greeted = AgentId(hello.agent_id)
+        self._sessions.greet(self._greeted)
         outcome = await self._register(hello)
         if isinstance(outcome, Turned):
             self._refuse(outcome)

@@ -94,7 +94,9 @@ class JobAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
-    """``key`` is the agent's own 256-bit credential; ``claim_code`` binds it, once, to ``agent_id``."""
+    """``key`` is the agent's own 256-bit credential; ``claim_code`` binds it, once, to ``agent_id``. ``connection``
+    rises with every connection of one boot, so that a ``hello`` which was overtaken by a later one is known; 0: the
+    agent does not count."""
 
     protocol: int
     agent_id: str
@@ -105,6 +107,7 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     capabilities: tuple[str, ...] = ()
     jobs: tuple[HeldJob, ...] = ()
     draining: bool = False
+    connection: int = 0
 
 
 class ConfigAck(Struct, frozen=True, kw_only=True, tag="config_ack"):
