@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corral.cli.config import ServerConfig, default_config, to_pool
+from corral.cli.failing import say
 from corral.model.errors import CorralError, PermanentError, StoreMisconfigured
-from corral.model.views import NewToken
+from corral.model.views import Clean, NewToken
 from corral.runtime.chance import SystemChance
 from corral.runtime.clock import SystemClock
 
@@ -331,6 +332,10 @@ async def all_in_one(
     except BaseException:
         listener.close()
         raise
+    if os.geteuid() == 0:
+        say(
+            "the jobs run as root, with all that root may do here; an ordinary account keeps them apart from the machine"
+        )
     try:
         web = WebServer(create_app(assembly.coordinator), [listener])
         await web.start()
@@ -343,8 +348,17 @@ async def all_in_one(
                 yield whole
             finally:
                 await whole.stop()
+                await _tidy(assembly, Clean())
     finally:
         await assembly.close()
+
+
+async def _tidy(assembly: Assembly, keep: Clean) -> None:
+    """Remove what retention does not keep; that it fails is no reason to fail what was done."""
+    try:
+        await assembly.coordinator.clean(keep)
+    except CorralError as error:
+        log.warning("old runs could not be removed: %s", error)
 
 
 # --- server ------------------------------------------------------------------------------------------------
@@ -403,10 +417,7 @@ async def _retention_until(stopping: asyncio.Event, assembly: Assembly, config: 
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), RETENTION_EVERY)
         if not stopping.is_set():
-            try:
-                await assembly.coordinator.clean(config.keep())
-            except CorralError as error:
-                log.warning("old runs could not be removed: %s", error)
+            await _tidy(assembly, config.keep())
 
 
 def _check_root(config: ServerConfig, options: ServerOptions) -> bool:
