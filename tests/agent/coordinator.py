@@ -269,7 +269,7 @@ async def spawn(directory: Path, urls: tuple[str, ...], **fields: Any) -> AgentP
     for name in ("work", "cache"):
         (directory / name).mkdir(exist_ok=True)
     env = {**os.environ, **fields.pop("env", {})}
-    settings: dict[str, Any] = {"claim_code": "c" * 64, **fields}
+    settings: dict[str, Any] = {"claim_code": "c" * 64, "min_free": 0, **fields}
     config = AgentConfig(
         agent_id="agent_test",
         coordinator_urls=urls,
