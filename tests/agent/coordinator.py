@@ -291,6 +291,7 @@ async def running(directory: Path, **fields: Any) -> AsyncIterator[tuple[Coordin
     """A coordinator and one agent connected to it; both gone afterwards."""
     coordinator = Coordinator()
     coordinator.single_use = fields.get("single_use", True)
+    coordinator.heartbeat_interval = fields.pop("heartbeat", coordinator.heartbeat_interval)
     await coordinator.start()
     agent = await spawn(directory, (coordinator.url,), **fields)
     try:

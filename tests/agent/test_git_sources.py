@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits fetched by the agent: from real repositories over git's own HTTP server, ssh (its program replaced), files."""
+"""Commits fetched by the agent: real repositories over git's own HTTP server, ssh (its program replaced) and files."""
 
 from __future__ import annotations
 
