@@ -40,7 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "why": _entry("why"),
     "cancel": _entry("cancel"),
     "rerun": _entry("rerun"),
-    "agents": _entry("agents"),
+    "agents": _entry("agents", "app"),
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
     "token": _entry("token", "app"),
@@ -48,6 +48,7 @@ COMMANDS: dict[str, Entry] = {
     "paths": _entry("paths"),
     "clean": _entry("clean"),
     "firecracker": _entry("firecracker", "app"),
+    "sim": _entry("sim", "app"),
 }
 """In the order of ``corral --help``."""
 

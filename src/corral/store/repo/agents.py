@@ -75,6 +75,12 @@ def live(connection: Connection) -> tuple[Agent, ...]:
     return many(Agent, connection.execute(query))
 
 
+def static(connection: Connection) -> tuple[Agent, ...]:
+    """Agents by token that have not ended, longest known first."""
+    query = select(*_AGENT).where(agents.c.kind == "static", agents.c.state != AgentState.ENDED)
+    return many(Agent, connection.execute(query.order_by(agents.c.created_at, agents.c.id)))
+
+
 def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
     """Jobs whose agent has had no session since that moment."""
     query = select(agents.c.assignment).where(
@@ -262,7 +268,11 @@ def claim_owner(connection: Connection, digest: str) -> tuple[AgentId, str | Non
 
 
 def redeem(connection: Connection, *, digest: str, agent_id: AgentId, key_digest: str) -> bool:
-    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again."""
+    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again.
+    False also where another agent has this key."""
+    others = select(agents.c.id).where(agents.c.key_digest == key_digest, agents.c.id != agent_id)
+    if connection.execute(others).first() is not None:
+        return False
     done = connection.execute(
         update(claims)
         .where(
