@@ -32,8 +32,8 @@ def ends(state: str) -> Any:
     """A run that goes on for a moment and ends so."""
 
     async def play(api: FakeApi) -> None:
-        await eventually_async(lambda: api.runs_by_id)
-        run = list(api.runs_by_id.values())[-1]
+        runs = api.runs_by_id
+        (run,) = await eventually_async(lambda: [each for each in runs.values() if each.state == "queued"])
         await api.set_run(run.id, state="running")
         for job in run.jobs:
             await api.set_job(job.id, state="running", last_line="working\x1b[2J")

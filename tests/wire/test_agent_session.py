@@ -227,7 +227,8 @@ def test_hello_carries_the_claim_until_it_was_answered() -> None:
     (first,) = sent(session.connected())
     session.disconnected()
     (second,) = sent(session.connected())
-    assert first == second and first.claim_code == "c" * 64
+    assert first.claim_code == second.claim_code == "c" * 64
+    assert (first.connection, second.connection) == (1, 2)
     session.received(welcome())
     session.disconnected()
     (third,) = sent(session.connected())

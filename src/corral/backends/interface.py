@@ -132,6 +132,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def forget_claim(self, agent_id: AgentId) -> None:
+        """The agent holds its key: wipe what carried the claim. Idempotent; an absent instance is success."""
+        ...
+
     async def list(self) -> tuple[Instance, ...]:
         """Every instance of this cluster id on this host, ended ones included."""
         ...

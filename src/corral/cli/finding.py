@@ -63,6 +63,11 @@ def job_of(jobs: Sequence[JobView], text: str | None, run: str) -> JobView:
     return next(job for job in jobs if job.name == name)
 
 
+def combinations(jobs: Sequence[JobView], name: str) -> tuple[JobView, ...]:
+    """The jobs that a matrix made of the job ``name``, in order; none where it has no matrix."""
+    return tuple(job for job in jobs if job.name.startswith(f"{name} ("))
+
+
 def _only(found: list[str], known: list[str], text: str, kind: str) -> str:
     if len(found) == 1:
         return found[0]

@@ -177,6 +177,7 @@ class Coordinator:
             self.sessions,
             self.bell,
             SweeperSettings(lost_after=settings.lost_after, queue_timeout=settings.queue_timeout),
+            coordinator_id=identity.coordinator_id,
         )
 
     def _session_services(self) -> Services:
@@ -196,6 +197,7 @@ class Coordinator:
                 stranded_after=settings.stranded_after,
             ),
             on_answer=lambda session, message: self.dispatcher.on_answer(session, message),
+            on_bound=lambda agent_id: self.host.forget_claim(agent_id),
             secrets=self.secrets_of,
             pool_offer=self._pool_offer,
             lines=self._lines,

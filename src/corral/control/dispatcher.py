@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -60,17 +61,20 @@ class Dispatcher(Service):
         bell_.listen(bell.QUEUE, self.wake)
 
     async def run_once(self) -> None:
-        await self._expire()
-        idle = self._sessions.idle()
-        if self.draining or not idle:
+        idle = [] if self.draining else self._sessions.idle()
+        seen = await self._database.read(lambda c: _look(c, len(idle)))
+        if seen.overdue:
+            await self._expire()
+        if not idle:
             return
-        queued, moment = await self._database.read(lambda c: _queue(c, len(idle)))
-        placements = dispatching.plan(queued, [_idle_agent(session) for session in idle], moment)
-        await asyncio.gather(*(self._offer(placement) for placement in placements))
+        placements = dispatching.plan(seen.queued, [_idle_agent(session) for session in idle], seen.now)
+        results = await asyncio.gather(*(self._offer(each) for each in placements), return_exceptions=True)
+        for error in results:
+            # One offer that cannot be made says nothing about the others.
+            if isinstance(error, BaseException):
+                log.error("an offer could not be made: %s", error, exc_info=error)
 
     async def _expire(self) -> None:
-        if not await self._database.read(_anything_offered):
-            return
         wake = Wake()
         await self._database.write(lambda c: offers.expire(c, wake))
         tell_withdrawn(self._sessions, wake)
@@ -205,17 +209,27 @@ def _idle_agent(session: Session) -> IdleAgent:
     return IdleAgent(id=session.agent_id, offered=session.offered, bound=session.bound, idle_since=session.idle_since)
 
 
-def _queue(connection: Connection, idle: int) -> tuple[list[QueuedJob], int]:
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """``overdue``: offers that were not answered in time."""
+
+    queued: list[QueuedJob]
+    overdue: int
+    now: int
+
+
+def _look(connection: Connection, idle: int) -> _Seen:
+    overdue = jobs.overdue_offers(connection)
+    queued = _queue(connection, idle) if idle else []
+    return _Seen(queued=queued, overdue=overdue, now=now(connection))
+
+
+def _queue(connection: Connection, idle: int) -> list[QueuedJob]:
     limit = min(HEADS_MAX, max(HEADS_MIN, idle * HEADS_PER_AGENT))
     heads = jobs.queued_heads(connection, limit)
     declined = [head.id for head in heads if head.offers]
     avoid = jobs.last_agents(connection, declined) if declined else {}
-    queued = [
+    return [
         QueuedJob(id=head.id, wanted=Wanted(labels=head.labels, excludes=head.excludes), avoid=avoid.get(head.id))
         for head in heads
     ]
-    return queued, now(connection)
-
-
-def _anything_offered(connection: Connection) -> bool:
-    return bool(jobs.overdue_offers(connection))

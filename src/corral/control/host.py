@@ -39,6 +39,9 @@ CONCURRENT_CREATES = 8
 CONCURRENT_DESTROYS = 16
 DESTROY_DEADLINE = 60.0
 """Seconds one destroy call may take."""
+LIST_EVERY = 10.0
+"""Seconds between looks for instances that ended without the news of it arriving: lost, or while the database was
+away."""
 LAST_WORDS = 0.8
 """Seconds that an ended agent's session gets to read what was still on the line, so that a job which ended is not
 taken for lost; together with the settling it stays within a second."""
@@ -77,6 +80,7 @@ class Host(Service):
         self._urls = urls
         self._busy: dict[AgentId, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
+        self._listed = -LIST_EVERY
         self._creates = asyncio.Semaphore(CONCURRENT_CREATES)
         self._destroys = asyncio.Semaphore(CONCURRENT_DESTROYS)
         bell_.listen(bell.HOST, self.wake)
@@ -86,11 +90,28 @@ class Host(Service):
         """Look at what exists before anything is asked for: instances that ended while nobody watched."""
         for backend in self._backends.values():
             backend.watch(self._on_ending)
-            for instance in await backend.list():
-                if instance.ended:
-                    await self._ended(Ending(agent_id=instance.agent_id, detail=instance.detail))
+        await self._look_for_ended()
+
+    async def _look_for_ended(self) -> None:
+        """The news of an end only comes sooner; what it is about can be seen at any time."""
+        for backend in self._backends.values():
+            if backend.can_list:
+                await self._settle_ended(backend)
+        self._listed = self.clock.monotonic()
+
+    async def _settle_ended(self, backend: Backend) -> None:
+        try:
+            ended = {one.agent_id: one for one in await backend.list() if one.ended}
+        except CorralError as error:
+            log.warning("the instances of backend %s cannot be listed: %s", backend.kind, error)
+            return
+        news = await self._database.read(lambda c: agents.not_ended(c, ended)) if ended else ()
+        endings = [Ending(agent_id=agent_id, detail=ended[agent_id].detail) for agent_id in news]
+        await asyncio.gather(*(self._ended(ending) for ending in endings))
 
     async def run_once(self) -> None:
+        if self.clock.monotonic() - self._listed >= LIST_EVERY:
+            await self._look_for_ended()
         states = (ProvisionState.REQUESTED, ProvisionState.RELEASING)
         rows = await self._database.read(lambda c: (agents.provisions_of_host(c, self._host_id, states), now(c)))
         for row in rows[0]:
@@ -109,8 +130,14 @@ class Host(Service):
 
     def _done(self, agent_id: AgentId, task: asyncio.Task[None]) -> None:
         self._busy.pop(agent_id, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("provision %s: %s", agent_id, error, exc_info=error)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            # Tried again at the interval: woken at once, a database that only reads would be asked without a pause.
+            level = logging.WARNING if isinstance(error, CorralError) else logging.ERROR
+            log.log(level, "provision %s: %s", agent_id, error, exc_info=error)
+            return
         self.wake()
         self._bell.ring(bell.SCALE)
 
@@ -179,6 +206,8 @@ class Host(Service):
         async with self._destroys:
             backend = self._backends.get(row.backend)
             if backend is None:
+                message = f"backend {row.backend} is not configured on this host any more"
+                await self._database.write(lambda c: _record_refusal(c, row.agent_id, message))
                 return
             try:
                 await backend.destroy(row.agent_id, DESTROY_DEADLINE)
@@ -190,12 +219,30 @@ class Host(Service):
             await self._database.write(lambda c: _record_gone(c, row.agent_id))
             log.info("provision %s: gone", row.agent_id)
 
+    async def forget_claim(self, agent_id: AgentId) -> None:
+        """The agent acknowledged its configuration: what carried the claim is wiped where the instance is."""
+        row = await self._database.read(lambda c: agents.provision(c, agent_id))
+        backend = self._backends.get(row.backend) if row is not None and row.host_id == self._host_id else None
+        if backend is None:
+            return
+        try:
+            await backend.forget_claim(agent_id)
+        except CorralError as error:
+            log.warning("what carried the claim of %s is still there: %s", agent_id, error)
+
     # --- news from the backend ---
 
     def _on_ending(self, ending: Ending) -> None:
-        task = asyncio.create_task(self._ended(ending), name=f"ended-{ending.agent_id}")
+        task = asyncio.create_task(self._hear(ending), name=f"ended-{ending.agent_id}")
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+
+    async def _hear(self, ending: Ending) -> None:
+        try:
+            await self._ended(ending)
+        except CorralError as error:
+            log.warning("instance %s ended and it could not be recorded: %s", ending.agent_id, error)
+            self._listed = -LIST_EVERY
 
     async def _ended(self, ending: Ending) -> None:
         """The instance is gone: its job is settled at once, after the last words on its line."""

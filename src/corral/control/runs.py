@@ -57,7 +57,8 @@ def check(new: NewRun) -> WorkflowSpec:
         for index, name in enumerate(new.jobs)
         if name not in known
     ]
-    selected = select(workflow, new.jobs) if not faults else workflow.jobs
+    chosen = [name for name in new.jobs if name in known]
+    selected = select(workflow, chosen) if chosen or not new.jobs else ()
     faults += missing_secrets(selected, new.secrets)
     faults += _git_faults(new, selected)
     if new.source is not None and new.source.size < 0:
@@ -221,11 +222,16 @@ def again(run: Run, before: Sequence[Job], prepared: Prepared, *, failed_only: b
     """The same run once more; ``failed_only`` keeps what succeeded, with its outputs."""
     if not failed_only:
         return prepared
-    kept = {job.name: job for job in before if job.state is JobState.SUCCEEDED}
+    kept = {_identity(job.base, job.matrix): job for job in before if job.state is JobState.SUCCEEDED}
     if len(kept) == len(before):
         raise Refused(f"run {run.id} has no job that did not succeed; rerun all of it instead")
-    rows = tuple(_kept(row, kept.get(row["name"]), run.id) for row in prepared.rows)
+    rows = tuple(_kept(row, kept.get(_identity(row["base"], row["matrix"])), run.id) for row in prepared.rows)
     return replace(prepared, rows=rows)
+
+
+def _identity(base: str, matrix: Mapping[str, Scalar]) -> tuple[str, bytes]:
+    """Names will not do: the combinations of ``1`` and ``"1"`` read alike."""
+    return base, msgspec.json.encode(matrix)
 
 
 def _kept(row: dict[str, Any], job: Job | None, original: RunId) -> dict[str, Any]:

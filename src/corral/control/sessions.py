@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -23,11 +24,13 @@ from corral.control.lines import LastLines
 from corral.control.link import Link, LinkClosed
 from corral.control.logpump import LogPump
 from corral.control.registration import HeldAnswer, Registered, Turned
+from corral.control.reports import Loss
 from corral.control.settle import Wake
 from corral.decide.matching import Offered
 from corral.model.errors import Conflict, CorralError, TemporaryError
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import NO_LABELS, Labels
+from corral.model.records import Step
 from corral.runtime.clock import Clock
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
@@ -94,6 +97,7 @@ class SessionSettings:
     stranded_after: float = 1800.0
 
 
+OnBound = Callable[[AgentId], Awaitable[None]]
 OnAnswer = Callable[["Session", Accept | Decline], Awaitable[None]]
 Secrets = Callable[[JobId, RunId], Awaitable[dict[str, str]]]
 
@@ -110,6 +114,7 @@ class Services:
     coordinator_id: str
     settings: SessionSettings
     on_answer: OnAnswer
+    on_bound: OnBound
     secrets: Secrets
     pool_offer: Callable[[str], tuple[Labels, bool]]
     """(mandatory labels, is the default pool) of a pool by name."""
@@ -123,7 +128,21 @@ class Sessions:
         self._services = services
         self._by_agent: dict[AgentId, Session] = {}
         self._serving: set[asyncio.Task[None]] = set()
+        self._greeted: Counter[AgentId] = Counter()
         self.draining = False
+
+    def greet(self, agent_id: AgentId) -> None:
+        """A connection is about to register this agent; :meth:`part` when it is over and that is recorded."""
+        self._greeted[agent_id] += 1
+
+    def part(self, agent_id: AgentId) -> None:
+        self._greeted[agent_id] -= 1
+        if self._greeted[agent_id] <= 0:
+            del self._greeted[agent_id]
+
+    def serves(self, agent_id: AgentId) -> bool:
+        """False: an agent that the database says is connected here is not, and its disconnection went unrecorded."""
+        return agent_id in self._greeted
 
     def get(self, agent_id: AgentId) -> Session | None:
         return self._by_agent.get(agent_id)
@@ -178,9 +197,12 @@ class Sessions:
             await asyncio.gather(*late, return_exceptions=True)
 
     def adopt(self, session: Session) -> None:
-        """The newest session of an agent replaces an older one."""
+        """The newest session of an agent replaces an older one, in whatever order they come here."""
         assert session.agent_id is not None
         older = self._by_agent.get(session.agent_id)
+        if older is not None and older.number > session.number:
+            session.close(close.REPLACED, "replaced by a newer session")
+            return
         self._by_agent[session.agent_id] = session
         if older is not None:
             older.close(close.REPLACED, "replaced by a newer session")
@@ -211,6 +233,7 @@ class Session:
         self._runs: dict[tuple[JobId, int], RunId] = {}
         self._stops: dict[tuple[JobId, int], bool] = {}
         self._waiting_for_frame = False
+        self._greeted: AgentId | None = None
         self.over = asyncio.Event()
         self.agent_id: AgentId | None = None
         self.number = 0
@@ -311,13 +334,17 @@ class Session:
         await self._pump.stop()
         self._sessions.drop(self)
         await self._record_disconnect()
+        if self._greeted is not None:
+            self._sessions.part(self._greeted)
 
     async def _record_disconnect(self) -> None:
         if self.agent_id is None or self._sessions.draining:
             return
         agent_id, number = self.agent_id, self.number
-        with contextlib.suppress(CorralError):
+        try:
             await self._s.database.write(lambda c: agent_rows.disconnect(c, agent_id, number))
+        except CorralError as error:
+            log.warning("agent %s: its disconnection is recorded later: %s", agent_id, error)
         self._s.bell.ring(bell.SCALE)
 
     async def _write(self) -> None:
@@ -342,7 +369,9 @@ class Session:
             beat = self._protocol.heartbeat_due(now)
             if beat is not None:
                 self.send(beat)
-            await self._s.clock.sleep(max(0.05, self._protocol.next_deadline() - now))
+            # Never past a heartbeat: registering makes the next deadline an earlier one than that of the hello.
+            longest = self._s.settings.heartbeat_interval
+            await self._s.clock.sleep(min(longest, max(0.05, self._protocol.next_deadline() - now)))
 
     async def _read(self) -> None:
         while True:
@@ -368,6 +397,7 @@ class Session:
             case ConfigAck():
                 agent_id = self._agent()
                 await self._s.database.write(lambda c: agent_rows.config_acked(c, agent_id))
+                await self._s.on_bound(agent_id)
             case Draining():
                 await self._draining(message)
             case Heartbeat() | HeartbeatAck():
@@ -380,6 +410,8 @@ class Session:
     # --- registering ---
 
     async def _hello(self, hello: Hello) -> None:
+        self._greeted = AgentId(hello.agent_id)
+        self._sessions.greet(self._greeted)
         outcome = await self._register(hello)
         if isinstance(outcome, Turned):
             self._refuse(outcome)
@@ -530,37 +562,42 @@ class Session:
             self.close(close.INTERNAL, "the coordinator cannot go on right now")
 
     async def _finish_job(self, report: JobFinished) -> None:
-        missing = await self._await_logs(report)
-        if missing:
-            log.warning("job %s: %d bytes of its log did not arrive", report.job_id, missing)
-        await self._apply([report])
+        lost = await self._await_logs(report)
+        for loss in lost:
+            log.warning("job %s: %d bytes of its log did not arrive", report.job_id, loss.missing)
+        await self._apply([report], lost)
 
-    async def _await_logs(self, report: JobFinished) -> int:
-        """Until everything the agent printed is stored; the bytes given up."""
+    async def _await_logs(self, report: JobFinished) -> list[Loss]:
+        """Until everything the agent printed is stored; what is given up. A store that does not accept is waited for
+        too, but no longer than an agent without any coordinator would be."""
+        last = self._s.clock.monotonic() + self._s.settings.stranded_after
         while True:
             self._log_grew.clear()
             missing = await self._missing(report)
             if not missing:
-                return 0
+                return []
             try:
                 await asyncio.wait_for(self._log_grew.wait(), FLUSH_GRACE)
             except TimeoutError:
-                if not self._pump.stalled:
+                if not self._pump.stalled or self._s.clock.monotonic() >= last:
                     return missing
 
-    async def _missing(self, report: JobFinished) -> int:
-        total = 0
+    async def _missing(self, report: JobFinished) -> list[Loss]:
+        found = []
         for position in report.logs:
             key = await self._log_key(JobId(report.job_id), report.attempt, position.step)
             if key is not None:
                 info = await self._s.logs.info(key)
-                total += 0 if info.final else max(0, position.offset - info.size)
-        return total
+                if not info.final and info.size < position.offset:
+                    found.append(Loss(step=position.step, stored=info.size, missing=position.offset - info.size))
+        return found
 
-    async def _apply(self, batch: list[Report]) -> None:
+    async def _apply(self, batch: list[Report], lost: Sequence[Loss] = ()) -> None:
         agent_id, number, single_use = self._agent(), self.number, self.single_use
         applied = await self._persist(
-            lambda: self._s.database.write(lambda c: reports.apply(c, agent_id, number, batch, single_use=single_use))
+            lambda: self._s.database.write(
+                lambda c: reports.apply(c, agent_id, number, batch, single_use=single_use, lost=lost)
+            )
         )
         printed = {
             (JobId(report.job_id), report.attempt)
@@ -590,26 +627,27 @@ class Session:
                 await self._s.clock.sleep(pause)
                 pause = min(pause * 2, 5.0)
 
-    async def _close_log(self, key: LogKey, digest: str, missing: int) -> None:
-        info = await self._s.logs.finish(key, missing)
-        if missing or (digest and info.digest != digest):
-            log.warning("log of %s step %d is incomplete: %d bytes missing", key.job_id, key.step, missing)
-            await self._s.database.write(lambda c: _state_loss(c, key, missing))
-
     async def _seal_logs(self, job_id: JobId, attempt: int, *, printed: bool) -> None:
-        """At the end of a job: what did not arrive is stated in bytes."""
+        """At the end of a job. What readers need (size, what is missing) was committed with the end."""
         run_id = self._runs.pop((job_id, attempt), None)
         self._stops.pop((job_id, attempt), None)
         if run_id is None or not printed:
             return
         steps = await self._s.database.read(lambda c: job_rows.steps_of(c, job_id, attempt))
         for step in steps:
-            if not step.log_size:
-                continue
-            key = LogKey(run_id=run_id, job_id=job_id, attempt=attempt, step=step.number)
-            info = await self._s.logs.info(key)
-            if not info.final:
-                await self._close_log(key, step.log_digest, max(0, step.log_size - info.size))
+            if step.log_size:
+                await self._seal_log(LogKey(run_id=run_id, job_id=job_id, attempt=attempt, step=step.number), step)
+
+    async def _seal_log(self, key: LogKey, step: Step) -> None:
+        try:
+            info = await self._s.logs.finish(key, step.log_missing)
+        except TemporaryError as error:
+            # Readers know from the step's record where the log ends.
+            log.warning("log of %s step %d cannot be closed: %s", key.job_id, key.step, error)
+            return
+        if step.log_digest and info.digest != step.log_digest:
+            log.warning("log of %s step %d is not what its agent says it printed", key.job_id, key.step)
+            await self._s.database.write(lambda c: run_rows.mark_log_incomplete(c, key.run_id))
 
 
 def ring(to: Bell, wake: Wake) -> None:
@@ -636,8 +674,3 @@ def _owned_run(connection: Connection, agent_id: AgentId, job_id: JobId, attempt
     if row is None or row.agent_id != agent_id or row.started_at is None:
         return None
     return job_rows.run_of(connection, job_id)
-
-
-def _state_loss(connection: Connection, key: LogKey, missing: int) -> None:
-    job_rows.change_step(connection, key.job_id, key.attempt, key.step, log_missing=missing)
-    run_rows.mark_log_incomplete(connection, key.run_id)

@@ -5,7 +5,7 @@ repair of whatever a lost wake-up left standing."""
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -13,7 +13,8 @@ from corral.control import bell, settle
 from corral.control.bell import Bell
 from corral.control.sessions import Sessions, ring, tell_withdrawn
 from corral.control.settle import CANCEL_GRACE, SECOND, Wake
-from corral.model.ids import JobId, RunId
+from corral.model.errors import CorralError
+from corral.model.ids import AgentId, JobId, RunId
 from corral.model.records import Job
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, AgentState, JobEvent, JobState
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 REPAIR_EVERY = 60.0
 """Seconds between looks at every live run."""
+PAUSED_AFTER = 15.0
+"""Seconds between two passes beyond which we were not listening ourselves (stopped, suspended, starved): far above the
+interval, and above what a pass over a large installation takes."""
 GONE_RETENTION = 24 * 3600 * SECOND
 
 
@@ -44,9 +48,17 @@ class Sweeper(Service):
     interval = 1.0
 
     def __init__(
-        self, clock: Clock, database: Database, sessions: Sessions, bell_: Bell, settings: SweeperSettings
+        self,
+        clock: Clock,
+        database: Database,
+        sessions: Sessions,
+        bell_: Bell,
+        settings: SweeperSettings,
+        *,
+        coordinator_id: str,
     ) -> None:
         super().__init__(clock)
+        self._coordinator_id = coordinator_id
         self._database = database
         self._sessions = sessions
         self._bell = bell_
@@ -56,7 +68,7 @@ class Sweeper(Service):
         bell_.listen(bell.STOPS, self.wake)
 
     async def run_once(self) -> None:
-        found = await self._database.read(self._look)
+        found = await self._read()
         if found.anything:
             wake = Wake()
             await self._database.write(lambda c: self._settle(c, found, wake))
@@ -67,6 +79,18 @@ class Sweeper(Service):
 
     # --- deadlines and silence ---
 
+    async def _read(self) -> Found:
+        """Whoever could not be heard is not silent: after a database that was away (nobody could register) and after
+        our own pause, every absence counts anew."""
+        if self.last_pass is not None and self.clock.monotonic() - self.last_pass > PAUSED_AFTER:
+            self._listening_since = None
+        try:
+            found = await self._database.read(self._look)
+        except CorralError:
+            self._listening_since = None
+            raise
+        return replace(found, online=tuple(pair for pair in found.online if not self._sessions.serves(pair[0])))
+
     def _look(self, connection: Connection) -> Found:
         moment = now(connection)
         if self._listening_since is None:
@@ -75,9 +99,12 @@ class Sweeper(Service):
         late = jobs.overdue(connection, queue_timeout=int(self._settings.queue_timeout * SECOND))
         limit = moment - int(self._settings.lost_after * SECOND)
         silent = agents.silent_with_job(connection, limit) if self._listening_since <= limit else ()
-        return Found(late=late, silent=silent, runs=runs.overdue(connection))
+        online = agents.online_at(connection, self._coordinator_id)
+        return Found(late=late, silent=silent, runs=runs.overdue(connection), online=online)
 
     def _settle(self, connection: Connection, found: Found, wake: Wake) -> None:
+        for agent_id, session in found.online:
+            agents.disconnect(connection, agent_id, session)
         for run_id in found.runs:
             run = runs.get(connection, run_id)
             if run is not None:
@@ -126,10 +153,12 @@ class Found:
     late: tuple[Job, ...]
     silent: tuple[JobId, ...]
     runs: tuple[RunId, ...]
+    online: tuple[tuple[AgentId, int], ...]
+    """Agents said to be connected here, with their session; without those that are."""
 
     @property
     def anything(self) -> bool:
-        return bool(self.late or self.silent or self.runs)
+        return bool(self.late or self.silent or self.runs or self.online)
 
 
 def _overdue(connection: Connection, job: Job, wake: Wake) -> None:

@@ -97,6 +97,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
+    """``log_size``: bytes of its log, once known; ``log_missing``: printed bytes that are not among them."""
+
     job_id: JobId
     attempt: int
     number: int
@@ -116,7 +118,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 class Agent(Struct, frozen=True, kw_only=True):
     """``kind``: ``provisioned`` (a backend made its instance) or ``static`` (a token). ``cordon_reason`` None:
-    not cordoned. ``session`` rises at every registration."""
+    not cordoned. ``session`` rises at every registration; ``connection`` is the agent's own count in ``boot_id``."""
 
     id: AgentId
     project: str
@@ -126,6 +128,7 @@ class Agent(Struct, frozen=True, kw_only=True):
     labels: Labels
     key_digest: str | None
     boot_id: str
+    connection: int
     session: int
     coordinator_id: str | None
     assignment: JobId | None

@@ -17,15 +17,10 @@ from corral.model.errors import CorralError
 from corral.model.ids import RunId
 from corral.model.states import RUN
 from corral.model.views import Rerun
-from corral.sim import invariants, load
+from corral.sim import load
 from corral.sim.agents import SimAgent
-from corral.sim.truth import Violation
+from corral.sim.waiting import rest
 from corral.sim.world import URL, Settings, World
-
-REST_WITHIN = 3600.0
-"""Virtual seconds after the last fault. The slowest honest way: an agent that nobody answers goes on for the stranded
-window, and a pool backs off for up to 15 minutes several times."""
-LOOK_EVERY = 5.0
 
 
 @dataclass(kw_only=True)
@@ -46,19 +41,7 @@ class Chaos:
         await asyncio.gather(*others)
         keeper.cancel()
         await self._peace()
-        await self.rest()
-
-    async def rest(self) -> None:
-        """Wait until nothing is left to do, and look at what is there."""
-        world = self.world
-        end = world.loop.time() + REST_WITHIN
-        while (left := invariants.resting(world)) and world.loop.time() < end and not world.violations:
-            await asyncio.sleep(LOOK_EVERY)
-        if left and not world.violations:
-            world.report(Violation("comes-to-rest", f"after {REST_WITHIN:g} s without faults: {left}"))
-        if not world.violations:
-            for violation in invariants.at_rest(world):
-                world.report(violation)
+        await rest(self.world)
 
     async def _peace(self) -> None:
         world = self.world
@@ -230,7 +213,6 @@ class Chaos:
         seconds = self.random.choice((0.1, 2.0, 20.0, 150.0))
         self._note(f"the database is away for {seconds:g} s")
         self.world.database.inline.away = True
-        self.world.outages += 1
         await asyncio.sleep(seconds)
         self.world.database.inline.away = False
         self._note("the database is back")

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, select
 from corral.control import settle
 from corral.control.scaler import look
 from corral.decide import progress, scaling
+from corral.model.ids import JobId, RunId
 from corral.model.machine import Machine
-from corral.model.ids import AgentId, JobId, RunId
 from corral.model.records import Job, Step
 from corral.model.spec import OnLost, Result
 from corral.model.states import (
@@ -286,8 +286,8 @@ def _log(world: World, one: Execution, step: Step, *, reported: bool) -> list[Vi
         return [Violation("logs-are-complete", f"{where}: {len(stored)} of {len(whole)} bytes, and its host lived")]
     if lost and step.log_missing != lost and not run.log_incomplete:
         return [Violation("loss-is-stated", f"{where}: {lost} bytes are lost and nothing says so")]
-    if whole and reported and log is not None and not log.final:
-        return [Violation("logs-are-final", f"{where}: nothing more comes and the log is not final")]
+    if reported and len(stored) < (step.log_size or 0):
+        return [Violation("log-size-is-true", f"{where}: readers wait for {step.log_size} bytes of {len(stored)}")]
     return []
 
 

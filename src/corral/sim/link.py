@@ -64,11 +64,12 @@ class _Pipe:
         item = self._way.popleft()
         size = len(item) if isinstance(item, bytes) else 0
         self._on_way -= size
+        if isinstance(item, bytes) and not self.dead and self.broken is None:
+            # Whoever watches may break the connection here, so that this very frame is lost.
+            self._seen(item)
         if self.dead or self.broken is not None:
             return
-        if isinstance(item, bytes):
-            self._unread += size
-            self._seen(item)
+        self._unread += size
         self._inbox.append(item)
         self._wake_reader()
 
@@ -143,7 +144,6 @@ class End:
         self._actor.check()
         if isinstance(item, _Close):
             self._over = self._over or item
-            self._out.end(item)
             self._raise_if_over()
         assert isinstance(item, bytes)
         return item
@@ -153,6 +153,9 @@ class End:
             self._over = _Close(code, reason)
             self._out.put(self._over)
             self._into.end(self._over)
+
+    def lose(self) -> None:
+        self._over = self._over or _Close(0, "connection lost")
 
     def _raise_if_over(self) -> None:
         over = self._over or self._out.broken
@@ -187,10 +190,20 @@ class Wire:
         self._up.end(_Close(0, "connection lost"))
         self._down.end(_Close(0, "connection lost"))
 
+    def slip(self) -> None:
+        """The agent's side is over at once; the coordinator still reads what was on the way, then the end."""
+        self._down.end(_Close(0, "connection lost"))
+        self._up.put(_Close(0, "connection lost"))
+        self.agent.lose()
+
     def hold(self, up: float, down: float) -> None:
         """Late: what is sent from now on arrives only after these seconds, in order."""
         self._up.hold(up)
         self._down.hold(down)
+
+    def repeat(self, direction: str, frame: bytes) -> None:
+        """Say it once more, as a sender that lost its memory would."""
+        (self._up if direction == "up" else self._down).put(frame)
 
     def half_open(self) -> None:
         """Everything vanishes and nobody is told."""

@@ -149,7 +149,7 @@ class LogsWay:
         return info
 
     async def info(self, key: LogKey) -> LogInfo:
-        self._actor.check()
+        await self._travel()
         return await self._shared.info(key)
 
     def read(self, key: LogKey, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:

@@ -173,7 +173,10 @@ class World:
         self.generations = 0
         self.serving = True
         """False: nobody starts the coordinator again."""
-        self.outages = 0
+        self.on_connect: list[Callable[[SimAgent, Wire], None]] = []
+        """Told of every connection before a byte crosses it."""
+        self.on_frame: list[Callable[[SimAgent, str, bytes], None]] = []
+        """Told of every frame (``up``: from the agent) just before the other side gets it."""
         self._seed = seed
         self._killings: set[asyncio.Task[None]] = set()
         self._sealer_key = self.chance.token_bytes(32)
@@ -300,13 +303,17 @@ class World:
         )
         self.wires = [one for one in self.wires if not one.over]
         self.wires.append(wire)
+        for look in self.on_connect:
+            look(agent, wire)
         site.actor.spawn(site.coordinator.serve_agent(wire.server), name=f"serve-{agent.name}")
         return wire
 
     def _frame(self, agent: SimAgent, direction: str, frame: bytes) -> None:
         arrow = "→" if direction == "up" else "←"
         told = describe_frame(frame, self.journal, direction) if self.journal.keeping else ""
-        self.journal.note(agent.name, f"{arrow} {zlib.crc32(frame):08x}", told)
+        self.journal.note(agent.name, f"{arrow} {zlib.crc32(frame):08x}", f"{arrow} {told}" if told else "")
+        for look in self.on_frame:
+            look(agent, direction, frame)
 
     # --- instances ---------------------------------------------------------------------------------------------
 

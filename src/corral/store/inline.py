@@ -13,12 +13,14 @@ from sqlalchemy.pool import StaticPool
 from corral.model.errors import StoreUnavailable
 from corral.runtime.clock import Clock
 from corral.store.tables import SCHEMA_VERSION, meta, metadata
+from corral.store.translation import translated
 
 T = TypeVar("T")
 
 
 class InlineDatabase:
-    """Deterministic: each function runs at once and alone. ``away`` makes every call fail as an outage does.
+    """Deterministic: each function runs at once and alone. ``away`` makes every call fail as an outage does,
+    ``read_only`` every write as a full disk does.
 
     ``prepare``: given the open connection once, with the schema in place, to add what watches it.
     """
@@ -27,6 +29,9 @@ class InlineDatabase:
         self, clock: Clock, *, prepare: Callable[[sqlite3.Connection], None] = lambda connection: None
     ) -> None:
         self.away = False
+        self.read_only = False
+        self.refused = 0
+        """Writes that failed so."""
         self.writes = 0
 
         def connect() -> sqlite3.Connection:
@@ -48,10 +53,11 @@ class InlineDatabase:
         prepare(cast(sqlite3.Connection, self._connection.connection.dbapi_connection))
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
-        if self.away:
-            raise StoreUnavailable("the database is away")
+        if self.away or self.read_only:
+            self.refused += 1
+            raise StoreUnavailable("the database is away" if self.away else "the database cannot be written")
         self.writes += 1
-        with self._connection.begin():
+        with translated(), self._connection.begin():
             return fn(self._connection)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:

@@ -16,7 +16,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from sqlalchemy.pool import NullPool
 
 from corral.model.errors import CorralError, StoreMisconfigured, StoreUnavailable
 from corral.runtime.clock import Clock
+from corral.store.translation import as_ours, translated
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,11 @@ class FileLock:
                 f"the database beside {self._path.name} in {self._path.parent} is in use by process {holder}; "
                 f"stop it, or choose another --state-dir"
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
+        with contextlib.suppress(OSError):
+            # On a full disk the lock holds all the same; only its holder is not named.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -99,32 +102,6 @@ def _engine(path: str, clock: Clock, *, query_only: bool) -> Engine:
         connection.exec_driver_sql("BEGIN DEFERRED" if query_only else "BEGIN IMMEDIATE")
 
     return engine
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Library exceptions become ours: what may pass is temporary, a broken file is permanent."""
-    try:
-        yield
-    except DBAPIError as error:
-        raise _translate(error.orig if isinstance(error.orig, sqlite3.Error) else error) from error
-    except sqlite3.Error as error:
-        raise _translate(error) from error
-
-
-def _translate(error: BaseException) -> CorralError:
-    code = getattr(error, "sqlite_errorname", "") or ""
-    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return StoreMisconfigured(f"the database file is damaged: {error}; restore a copy")
-    if code.startswith("SQLITE_READONLY"):
-        return StoreUnavailable(f"the database is read-only: {error}; make its directory writable", retry_after=5)
-    if code.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-        return StoreUnavailable(f"the disk cannot take more: {error}; free some space", retry_after=5)
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN")):
-        return StoreUnavailable(f"the database cannot be used right now: {error}", retry_after=1)
-    if code.startswith("SQLITE_CONSTRAINT"):
-        return CorralError("a database constraint refused a write", internal=str(error))
-    return StoreUnavailable("the database refused a statement", internal=str(error), retry_after=1)
 
 
 class _Job:
@@ -166,7 +143,7 @@ class SqliteDatabase:
             from corral.store.upgrade import upgrade_sqlite
 
             _private_file(path)
-            with _translated():
+            with translated():
                 upgrade_sqlite(path, database._writer_engine)
                 database._writer = database._writer_engine.connect()
         except BaseException as error:
@@ -220,7 +197,7 @@ class SqliteDatabase:
     # --- reader threads ---
 
     def _read(self, fn: Callable[[Connection], T]) -> T:
-        with _translated():
+        with translated():
             connection = getattr(self._local, "connection", None)
             if connection is None:
                 connection = self._reader_engine.connect()
@@ -261,7 +238,7 @@ class SqliteDatabase:
         done: list[tuple[_Job, Any]] = []
         try:
             assert self._writer is not None
-            with _translated(), self._writer.begin():
+            with translated(), self._writer.begin():
                 for job in group:
                     self._attempt(self._writer, job, done)
         except BaseException as error:
@@ -284,20 +261,16 @@ class SqliteDatabase:
         try:
             value = job.fn(writer)
         except BaseException as error:
-            driver.execute("ROLLBACK TO one")
-            driver.execute("RELEASE one")
-            job.future.set_exception(_as_ours(error))
+            try:
+                driver.execute("ROLLBACK TO one")
+                driver.execute("RELEASE one")
+            except sqlite3.Error:
+                # A full disk: SQLite has taken the whole group back by itself, so all of it fails, for that reason.
+                raise as_ours(error) from error
+            job.future.set_exception(as_ours(error))
         else:
             driver.execute("RELEASE one")
             done.append((job, value))
-
-
-def _as_ours(error: BaseException) -> BaseException:
-    if isinstance(error, DBAPIError) and isinstance(error.orig, sqlite3.Error):
-        translated = _translate(error.orig)
-        translated.__cause__ = error
-        return translated
-    return error
 
 
 def _private_file(path: Path) -> None:

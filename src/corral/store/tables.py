@@ -276,6 +276,7 @@ agents = Table(
     Column("labels", LabelSet, nullable=False),
     Column("key_digest", Text, unique=True),
     Column("boot_id", Text, nullable=False, default=""),
+    Column("connection", Integer, nullable=False, default=0),
     Column("session", Integer, nullable=False, default=0),
     Column("coordinator_id", Text),
     Column("assignment", Text),

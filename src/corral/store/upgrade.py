@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, insert, text
 
@@ -17,36 +19,47 @@ from corral import __version__
 from corral.model.errors import StoreMisconfigured
 from corral.store.tables import SCHEMA_VERSION, meta, metadata
 
+if TYPE_CHECKING:
+    from alembic.operations import Operations
 
-def upgrade_sqlite(path: Path, engine: Engine) -> None:
-    """Create or upgrade. Holding the file lock is the caller's business.
+Revisions = Mapping[int, Callable[["Operations"], None]]
+
+
+def upgrade_sqlite(
+    path: Path, engine: Engine, *, version: int = SCHEMA_VERSION, revisions: Revisions | None = None
+) -> None:
+    """Create or upgrade to ``version`` by ``revisions`` (None: this release's). Holding the file lock is the caller's
+    business.
 
     :raises StoreMisconfigured: the file is of a newer release; the message names both versions.
     """
     with engine.connect() as connection:
         found = _version(connection)
         connection.rollback()
-        if found == SCHEMA_VERSION:
+        if found == version:
             return
-        if found > SCHEMA_VERSION:
+        if found > version:
             raise StoreMisconfigured(
-                f"{path} has schema version {found}; this Corral ({__version__}) knows {SCHEMA_VERSION}: "
+                f"{path} has schema version {found}; this Corral ({__version__}) knows {version}: "
                 f"use a newer Corral, or restore the copy made before the upgrade"
             )
         if found == 0:
             with connection.begin():
                 metadata.create_all(connection)
-                connection.execute(insert(meta).values(key="schema_version", value=str(SCHEMA_VERSION)))
+                connection.execute(insert(meta).values(key="schema_version", value=str(version)))
             return
-    _copy(path, path.with_name(f"{path.name}.before-{SCHEMA_VERSION}"))
-    _migrate(engine, found)
+    _copy(path, path.with_name(f"{path.name}.before-{version}"))
+    _migrate(engine, found, version, revisions)
 
 
 def _version(connection: Connection) -> int:
     if connection.execute(text("SELECT 1 FROM sqlite_master WHERE name = 'meta'")).first() is None:
         return 0
     row = connection.execute(text("SELECT value FROM meta WHERE key = 'schema_version'")).first()
-    return int(row[0]) if row else 0
+    text_ = str(row[0]) if row else "0"
+    if not text_.isdecimal():
+        raise StoreMisconfigured(f"the database names {text_!r} as its schema version; restore a copy")
+    return int(text_)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -56,15 +69,16 @@ def _copy(source: Path, target: Path) -> None:
     target.chmod(0o600)
 
 
-def _migrate(engine: Engine, found: int) -> None:
-    """Run the revisions above ``found``; Alembic's operations, our own one-number version."""
+def _migrate(engine: Engine, found: int, version: int, revisions: Revisions | None) -> None:
+    """Run the revisions above ``found``, all or none; Alembic's operations, our own one-number version."""
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 
     from corral.store.migrations import REVISIONS
 
+    steps = REVISIONS if revisions is None else revisions
     with engine.connect() as connection, connection.begin():
         operations = Operations(MigrationContext.configure(connection))
-        for number in range(found + 1, SCHEMA_VERSION + 1):
-            REVISIONS[number](operations)
-        connection.execute(text("UPDATE meta SET value = :v WHERE key = 'schema_version'"), {"v": str(SCHEMA_VERSION)})
+        for number in range(found + 1, version + 1):
+            steps[number](operations)
+        connection.execute(text("UPDATE meta SET value = :v WHERE key = 'schema_version'"), {"v": str(version)})

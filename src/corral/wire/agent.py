@@ -328,6 +328,7 @@ class AgentSession:
         self.link = LinkState.OFFLINE
         self.single_use = single_use
         self.session = 0
+        self._connections = 0
         self.draining = False
         self.spent = False
         """A single-use agent has begun its one job."""
@@ -337,6 +338,7 @@ class AgentSession:
     def connected(self) -> tuple[Output, ...]:
         """A connection stands: say hello."""
         self.link = LinkState.GREETING
+        self._connections += 1
         return (Send(self._hello()),)
 
     def disconnected(self) -> None:
@@ -355,6 +357,7 @@ class AgentSession:
             claim_code=self._claim_code,
             jobs=tuple(held.told() for held in self._held.values() if held.phase is not JobPhase.DROPPED),
             draining=self.draining,
+            connection=self._connections,
         )
 
     def received(self, message: ToAgent) -> tuple[Output, ...]:

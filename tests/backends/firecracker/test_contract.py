@@ -177,17 +177,6 @@ def test_metadata_is_asked_for_by_session_token_unless_said_otherwise(tmp_path: 
     run(tmp_path, body)
 
 
-def test_ctrl_alt_del_is_refused_here_where_there_is_no_keyboard(tmp_path: Path) -> None:
-    async def inner() -> None:
-        path = tmp_path / "fc.sock"
-        async with contract.contract_server(path) as server, FirecrackerApi(path, machine="aarch64") as api:
-            with pytest.raises(FirecrackerRefused, match="x86_64 only, not on aarch64"):
-                await api.send_ctrl_alt_del()
-            assert server.seen == []
-
-    asyncio.run(inner())
-
-
 def test_an_id_cannot_lead_elsewhere(tmp_path: Path) -> None:
     async def body(api: FirecrackerApi, server: contract.Contract) -> None:
         for name in ("../actions", "a/b", "a b", "a?b", "a\r\nX: y", "ä"):

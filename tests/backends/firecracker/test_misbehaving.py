@@ -632,3 +632,16 @@ def test_a_request_that_the_server_does_not_read_costs_the_deadline(path: Path) 
 def test_messages_are_frozen() -> None:
     with pytest.raises(AttributeError):
         m.Vm(state="Paused").state = "Resumed"  # type: ignore[misc]
+
+
+def test_ctrl_alt_del_is_refused_here_where_there_is_no_keyboard(path: Path) -> None:
+    async def body(api: FirecrackerApi, server: Server) -> None:
+        async with FirecrackerApi(path, machine="aarch64") as arm:
+            with pytest.raises(FirecrackerRefused, match="x86_64 only, not on aarch64"):
+                await arm.send_ctrl_alt_del()
+        assert server.requests == 0
+        async with FirecrackerApi(path, machine="x86_64") as intel:
+            await intel.send_ctrl_alt_del()
+        assert server.requests == 1
+
+    run(path, says(b"HTTP/1.1 204 No Content\r\n\r\n"), body)

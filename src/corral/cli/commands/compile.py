@@ -20,7 +20,7 @@ from corral.workflow.lock import LOCK_PATH
 
 
 def compile_command(
-    path: Annotated[Path, typer.Argument(help="A work tree, or a directory inside one.", metavar="[PATH]")] = Path(),
+    path: Annotated[Path, typer.Argument(help="A work tree, or a directory inside one.", metavar="PATH")] = Path(),
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 when the lock file is not up to date.")
     ] = False,

@@ -13,11 +13,14 @@ from corral.cli.options import AsJson
 from corral.cli.output import table, write, write_json
 
 app = typer.Typer(
-    help="Check and explain the server's configuration file.", rich_markup_mode=None, no_args_is_help=True
+    help="Check and explain the server's configuration file.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 File = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", envvar="CORRAL_CONFIG", help="The file; none: the defaults.")
+    Path | None, typer.Argument(metavar="FILE", envvar="CORRAL_CONFIG", help="The file; none: the defaults.")
 ]
 
 

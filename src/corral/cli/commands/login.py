@@ -12,13 +12,16 @@ import typer
 
 from corral.cli import credentials
 from corral.cli.failing import say
-from corral.cli.options import AsJson
+from corral.cli.options import AsJson, Url
 from corral.cli.output import write_json
 from corral.model.errors import PermanentError
 
 
 def command(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server, for example http://127.0.0.1:7420.")],
+    server: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The server, for example http://127.0.0.1:7420; or --url.")
+    ] = None,
+    url: Url = None,
     forget: Annotated[bool, typer.Option("--forget", help="Remove the saved token of this server.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -27,6 +30,9 @@ def command(
     It is asked for, or read from standard input, and tried before it is saved. Commands use it with --url URL
     or CORRAL_URL.
     """
+    url = server or url
+    if not url:
+        raise PermanentError("name the server: corral login URL")
     if forget:
         credentials.save(url, None)
         say(f"the token of {url} is forgotten")

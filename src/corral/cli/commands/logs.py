@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from corral.cli.failing import say
-from corral.cli.finding import find_job, find_run
+from corral.cli.finding import combinations, find_job, find_run, job_of
 from corral.cli.options import AsJson, JobRef, RunRef, StateDir, Url, with_client
 from corral.cli.output import clean, write_json_line
 from corral.model.errors import NotFound
@@ -58,9 +58,11 @@ def command(
 
 
 async def _jobs(client: Client, run: str, job: str | None) -> list[JobView]:
-    if job is not None or run.lower().startswith("job_"):
+    if run.lower().startswith("job_"):
         return [await find_job(client, run, job)]
-    return [await client.job(JobId(each.id)) for each in (await find_run(client, run)).jobs]
+    jobs = (await find_run(client, run)).jobs
+    chosen = jobs if job is None else combinations(jobs, job) or (job_of(jobs, job, run),)
+    return [await client.job(JobId(each.id)) for each in chosen]
 
 
 class _Printer:

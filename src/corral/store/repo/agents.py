@@ -24,6 +24,9 @@ _AGENT = columns(agents, Agent)
 _PROVISION = columns(provisions, Provision)
 _SESSION = select(agents.c.session).where(agents.c.id == bindparam("id"))
 _AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
+_ONLINE_AT = select(agents.c.id, agents.c.session).where(
+    agents.c.coordinator_id == bindparam("coordinator_id"), agents.c.state == AgentState.ONLINE
+)
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -77,6 +80,12 @@ def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
         agents.c.assignment.is_not(None), agents.c.state == AgentState.OFFLINE, agents.c.disconnected_at <= since
     )
     return tuple(connection.execute(query).scalars())
+
+
+def online_at(connection: Connection, coordinator_id: str) -> tuple[tuple[AgentId, int], ...]:
+    """(agent, session) of every agent that is connected to this coordinator, as far as was recorded."""
+    rows = connection.execute(_ONLINE_AT, {"coordinator_id": coordinator_id})
+    return tuple((row.id, row.session) for row in rows)
 
 
 def facts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[AgentId, Facts]:
@@ -139,9 +148,19 @@ def knock(connection: Connection, agent_id: AgentId) -> None:
 
 
 def register(
-    connection: Connection, agent: Agent, *, coordinator_id: str, boot_id: str, facts: Facts, labels: Labels
+    connection: Connection,
+    agent: Agent,
+    *,
+    coordinator_id: str,
+    boot_id: str,
+    number: int,
+    facts: Facts,
+    labels: Labels,
 ) -> int | None:
-    """A new session of the agent on this coordinator: its number, or None when the row changed meanwhile."""
+    """A new session of the agent on this coordinator: its number, or None when the row changed meanwhile.
+
+    ``number``: the agent's own count of its connections.
+    """
     if AGENT.advance(agent.state, AgentEvent.REGISTER) is not AgentState.ONLINE:
         return None
     done = connection.execute(
@@ -152,6 +171,7 @@ def register(
             session=agents.c.session + 1,
             coordinator_id=coordinator_id,
             boot_id=boot_id,
+            connection=number,
             facts=facts,
             labels=labels,
             connected_at=db_now(),
@@ -205,7 +225,11 @@ def claim_owner(connection: Connection, digest: str) -> tuple[AgentId, str | Non
 
 
 def redeem(connection: Connection, *, digest: str, agent_id: AgentId, key_digest: str) -> bool:
-    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again."""
+    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again.
+    False also where another agent has this key."""
+    others = select(agents.c.id).where(agents.c.key_digest == key_digest, agents.c.id != agent_id)
+    if connection.execute(others).first() is not None:
+        return False
     done = connection.execute(
         update(claims)
         .where(
@@ -296,6 +320,16 @@ def note_ended(connection: Connection, agent_id: AgentId, detail: str) -> bool:
         .values(ended_at=db_now(), error=detail, version=provisions.c.version + 1)
     )
     return done.rowcount == 1
+
+
+def not_ended(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[AgentId, ...]:
+    """Those whose instance counts as running, or that still have a job."""
+    wanted = (
+        provisions.c.state.in_((ProvisionState.REQUESTED, ProvisionState.ACTIVE)) & provisions.c.ended_at.is_(None)
+    ) | (agents.c.assignment.is_not(None))
+    query = select(provisions.c.agent_id).join(agents, agents.c.id == provisions.c.agent_id)
+    query = query.where(provisions.c.agent_id.in_(tuple(agent_ids)), wanted).order_by(provisions.c.agent_id)
+    return tuple(connection.execute(query).scalars())
 
 
 def config_acked(connection: Connection, agent_id: AgentId) -> None:

@@ -92,7 +92,8 @@ def advance(connection: Connection, job: Job, event: JobEvent, **values: Any) ->
     if after is JobState.QUEUED:
         values.setdefault("queued_at", NOW)
         values.setdefault("ready_at", NOW)
-        values.setdefault("agent_id", None)
+        for name in ("agent_id", "started_at", "deadline_at"):
+            values.setdefault(name, None)
     return change_rows(connection, jobs, {"id": job.id, "state": job.state, "version": job.version}, values) == 1
 
 

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance suite runs over every database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from corral.store.inline import InlineDatabase
+from corral.store.interface import Database
+from corral.store.sqlite import SqliteDatabase
+from tests.clocks import ManualClock
+from tests.store.databases import Hand
+
+
+@pytest.fixture(params=["sqlite", "inline"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hand]:
+    clock = ManualClock()
+    with asyncio.Runner() as runner:
+        database: Database
+        if request.param == "sqlite":
+            database = SqliteDatabase.open(tmp_path / "corral.db", clock)
+        else:
+            database = InlineDatabase(clock)
+        yield Hand(database, clock, runner)
+        runner.run(database.close())
