@@ -15,9 +15,9 @@ from corral.model.spec import OnLost, Reason, RetrySpec
 from corral.model.states import AttemptState, JobState, ProvisionState, RunState
 from corral.model.views import Rerun
 from corral.sim.agents import SimAgent
+from corral.sim.link import Wire
 from corral.sim.load import job, pool, step, workflow
 from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, submit, until
-from corral.sim.link import Wire
 from corral.sim.world import World
 from corral.store.repo import agents, jobs
 from corral.wire.messages import Accept, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
