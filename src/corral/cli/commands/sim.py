@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from corral.sim.run import Outcome
 
 app = typer.Typer(
-    help="Try coordinator and agents in virtual time, with faults; a seed is a history.",
+    help="Try coordinator and agents in virtual time, with faults.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
