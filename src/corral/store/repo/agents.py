@@ -126,6 +126,16 @@ def cordon(connection: Connection, agent_id: AgentId, reason: str) -> bool:
     return done.rowcount == 1
 
 
+def uncordon(connection: Connection, agent_id: AgentId, *, but: str) -> bool:
+    """It may be offered work again, unless it is cordoned for the reason ``but``."""
+    done = connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id, agents.c.cordon_reason.is_not(None), agents.c.cordon_reason != but)
+        .values(cordon_reason=None, missed_acks=0, version=agents.c.version + 1)
+    )
+    return done.rowcount == 1
+
+
 def missed_ack(connection: Connection, agent_id: AgentId) -> int:
     """Count one offer that was not answered in time; how many in a row."""
     connection.execute(update(agents).where(agents.c.id == agent_id).values(missed_acks=agents.c.missed_acks + 1))
