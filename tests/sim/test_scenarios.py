@@ -10,17 +10,18 @@ import pytest
 
 from corral.backends.fake import Fail, Hang, LoseAnswer
 from corral.backends.interface import NoCapacity, Transient
+from corral.model.agentconfig import AgentConfig
 from corral.model.pools import Caps
 from corral.model.spec import OnLost, Reason, RetrySpec
 from corral.model.states import AttemptState, JobState, ProvisionState, RunState
-from corral.model.views import Rerun
+from corral.model.views import NewToken, Rerun
 from corral.sim.agents import SimAgent
+from corral.sim.link import Wire
 from corral.sim.load import job, pool, step, workflow
 from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, submit, until
-from corral.sim.link import Wire
-from corral.sim.world import World
+from corral.sim.world import URL, World
 from corral.store.repo import agents, jobs
-from corral.wire.messages import Accept, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
+from corral.wire.messages import Accept, FinishedAck, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
 from tests.sim.histories import act, coordinator, on_message, quick
 
 RETRY = RetrySpec(attempts=3, delay=0.0)
@@ -229,7 +230,7 @@ def test_R8_an_agent_told_to_stop_ends_its_job_and_takes_no_other() -> None:
         other = await submit(world, workflow(job("next")))
         assert (await ended(world, run)).state is RunState.SUCCEEDED
         assert (await ended(world, other)).state is RunState.SUCCEEDED
-        mine = [one.job_id for one in world.truth.executions.values() if one.agent_id == agent.spec.agent_id]
+        mine = [one.job_id for one in world.truth.executions.values() if one.agent_id == agent.id]
         assert mine == [jobs_of(world, run)[0].id]
 
     act(script)
@@ -281,6 +282,72 @@ def test_Q4_a_hello_that_is_overtaken_by_that_of_a_newer_connection() -> None:
 
     world = act(script)
     assert len(world.truth.executions) == 1
+
+
+# --- static agents -----------------------------------------------------------------------------------------
+
+
+async def static(world: World, name: str = "own", labels: tuple[str, ...] = ("own",)) -> AgentConfig:
+    made = await ask(world, lambda: world.coordinator.create_token(NewToken(name=name, role="agent", labels=labels)))
+    identity, _, key = made.token.partition(".")
+    return AgentConfig(
+        agent_id=identity, key=key, coordinator_urls=(URL,), single_use=False, work_dir="/", cache_dir="/"
+    )
+
+
+def own(name: str = "one", seconds: float = 1.0, **more: Any) -> Any:
+    return workflow(job(name, step(seconds=seconds, log=100), runs_on=["own"], **more))
+
+
+def test_a_static_agent_runs_one_job_after_the_other() -> None:
+    async def script(world: World) -> None:
+        agent = world.run_static(await static(world), "own-1")
+        for _ in range(3):
+            assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
+        assert {one.agent_id for one in world.truth.executions.values()} == {agent.id}
+
+    act(script)
+
+
+def test_a_static_agent_whose_last_acknowledgement_is_lost_can_drain() -> None:
+    async def script(world: World) -> None:
+        agent = world.run_static(await static(world), "own-1")
+        on_message(world, "down", FinishedAck, cut)
+        assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
+        await asyncio.sleep(10)
+        assert agent.worker is not None
+        agent.actor.call_soon(agent.worker.stop, "the host shuts down")
+        await until(world, lambda: agent.ending, 30, "the agent ends")
+
+    act(script)
+
+
+def test_a_static_agent_that_comes_back_as_another_process_is_in_nobodys_way() -> None:
+    async def script(world: World) -> None:
+        config = await static(world)
+        agent = world.run_static(config, "own-1")
+        run = await submit(world, own(seconds=100.0, retry=RETRY))
+        await running(world)
+        await world.crash_agent(agent)
+        world.run_static(config, "own-1 again")
+        assert (await ended(world, run)).state is RunState.SUCCEEDED
+        assert attempts(world, run) == [AttemptState.LOST, AttemptState.SUCCEEDED]
+
+    act(script)
+
+
+def test_a_static_agent_that_drained_takes_jobs_again_when_it_is_started_again() -> None:
+    async def script(world: World) -> None:
+        config = await static(world)
+        agent = world.run_static(config, "own-1")
+        await ended(world, await submit(world, own()))
+        assert agent.worker is not None
+        agent.actor.call_soon(agent.worker.stop, "the host shuts down")
+        await until(world, lambda: agent.ending, 30, "the agent ends")
+        world.run_static(config, "own-1 again")
+        assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
+
+    act(script)
 
 
 # --- the coordinator restarts ------------------------------------------------------------------------------
@@ -381,7 +448,7 @@ def test_D9_every_instance_of_one_pass_has_its_own_name() -> None:
         assert (await ended(world, run)).state is RunState.SUCCEEDED
 
     world = act(script, pools=[pool(max_agents=8)])
-    assert len({agent.spec.agent_id for agent in world.agents.values()}) == world.host.made == 8
+    assert len({agent.id for agent in world.agents.values()}) == world.host.made == 8
 
 
 # --- capacity ----------------------------------------------------------------------------------------------

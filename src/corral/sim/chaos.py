@@ -142,7 +142,7 @@ class Chaos:
         return self.random.choice(busy or alive) if alive else None
 
     def _busy(self, agent: SimAgent) -> bool:
-        return any(one.agent_id == agent.spec.agent_id for one in self.world.truth.running.values())
+        return any(one.agent_id == agent.id for one in self.world.truth.running.values())
 
     def _connected(self, agent: SimAgent) -> bool:
         return agent.wire is not None and not agent.wire.over
