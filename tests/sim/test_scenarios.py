@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corral.backends.fake import Fail, Hang, LoseAnswer
+from corral.backends.fake import Fail, Hang, Late, LoseAnswer
 from corral.backends.interface import NoCapacity, Transient
 from corral.model.agentconfig import AgentConfig
 from corral.model.pools import Caps
@@ -634,6 +634,21 @@ def test_L15_a_create_that_fails_and_leaves_an_instance() -> None:
         assert (await ended(world, run, 300)).state is RunState.SUCCEEDED
 
     act(script)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 59.9, 61.0, 75.0])
+def test_L14_an_instance_that_appears_after_it_was_given_up_is_destroyed(seconds: float) -> None:
+    """The create call fails at its deadline, its provision is released and confirmed gone; then the instance is there."""
+
+    async def script(world: World) -> None:
+        assert world.site is not None
+        world.site.backend.inner.next_create.append(Late(seconds=seconds))
+        run = await submit(world, workflow(job("one")))
+        assert (await ended(world, run, 300)).state is RunState.SUCCEEDED
+        await asyncio.sleep(100)
+        assert not world.host.instances
+
+    act(script, pools=[pool(spawn_timeout=60.0)])
 
 
 @pytest.mark.parametrize("fault", [Hang(), LoseAnswer(), Fail(error=Transient("not now"))])

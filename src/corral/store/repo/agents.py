@@ -350,6 +350,16 @@ def not_ended(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Age
     return tuple(connection.execute(query).scalars())
 
 
+def gone_before(connection: Connection, agent_ids: Iterable[AgentId], moment: int) -> tuple[AgentId, ...]:
+    """Those that were accounted as gone by then."""
+    query = select(provisions.c.agent_id).where(
+        provisions.c.agent_id.in_(tuple(agent_ids)),
+        provisions.c.state == ProvisionState.GONE,
+        provisions.c.gone_at < moment,
+    )
+    return tuple(connection.execute(query.order_by(provisions.c.agent_id)).scalars())
+
+
 def config_acked(connection: Connection, agent_id: AgentId) -> None:
     """The agent holds its key: what carried the claim is not needed any more."""
     connection.execute(

@@ -19,9 +19,7 @@ _COLUMNS = columns(runs, Run)
 _GET = select(*_COLUMNS).where(runs.c.id == bindparam("id"))
 LIVE = tuple(state for state in RunState if state not in RUN.terminal)
 _LIVE = select(runs.c.id).where(runs.c.state.in_(LIVE)).order_by(runs.c.created_at)
-_OVERDUE = select(runs.c.id).where(
-    runs.c.state.in_((RunState.QUEUED, RunState.RUNNING)), runs.c.deadline_at < db_now()
-)
+_OVERDUE = select(runs.c.id).where(runs.c.state.in_((RunState.QUEUED, RunState.RUNNING)), runs.c.deadline_at < db_now())
 
 
 def add(connection: Connection, **values: Any) -> None:
