@@ -10,16 +10,15 @@ import pytest
 
 from corral.backends.fake import Fail, Hang, Late, LoseAnswer
 from corral.backends.interface import NoCapacity, Transient
-from corral.model.agentconfig import AgentConfig
 from corral.model.pools import Caps
 from corral.model.spec import OnLost, Reason, RetrySpec
 from corral.model.states import AttemptState, JobState, ProvisionState, RunState
-from corral.model.views import NewToken, Rerun
+from corral.model.views import Rerun
 from corral.sim.agents import SimAgent
 from corral.sim.link import Wire
 from corral.sim.load import job, pool, step, workflow
-from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, submit, until
-from corral.sim.world import URL, World
+from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, static_agent, submit, until
+from corral.sim.world import World
 from corral.store.repo import agents, jobs
 from corral.wire.messages import Accept, FinishedAck, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
 from tests.sim.histories import act, coordinator, on_message, quick
@@ -287,21 +286,13 @@ def test_Q4_a_hello_that_is_overtaken_by_that_of_a_newer_connection() -> None:
 # --- static agents -----------------------------------------------------------------------------------------
 
 
-async def static(world: World, name: str = "own", labels: tuple[str, ...] = ("own",)) -> AgentConfig:
-    made = await ask(world, lambda: world.coordinator.create_token(NewToken(name=name, role="agent", labels=labels)))
-    identity, _, key = made.token.partition(".")
-    return AgentConfig(
-        agent_id=identity, key=key, coordinator_urls=(URL,), single_use=False, work_dir="/", cache_dir="/"
-    )
-
-
 def own(name: str = "one", seconds: float = 1.0, **more: Any) -> Any:
     return workflow(job(name, step(seconds=seconds, log=100), runs_on=["own"], **more))
 
 
 def test_a_static_agent_runs_one_job_after_the_other() -> None:
     async def script(world: World) -> None:
-        agent = world.run_static(await static(world), "own-1")
+        agent = world.run_static(await static_agent(world, "own", ("own",)), "own-1")
         for _ in range(3):
             assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
         assert {one.agent_id for one in world.truth.executions.values()} == {agent.id}
@@ -311,7 +302,7 @@ def test_a_static_agent_runs_one_job_after_the_other() -> None:
 
 def test_a_static_agent_whose_last_acknowledgement_is_lost_can_drain() -> None:
     async def script(world: World) -> None:
-        agent = world.run_static(await static(world), "own-1")
+        agent = world.run_static(await static_agent(world, "own", ("own",)), "own-1")
         on_message(world, "down", FinishedAck, cut)
         assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
         await asyncio.sleep(10)
@@ -324,7 +315,7 @@ def test_a_static_agent_whose_last_acknowledgement_is_lost_can_drain() -> None:
 
 def test_a_static_agent_that_comes_back_as_another_process_is_in_nobodys_way() -> None:
     async def script(world: World) -> None:
-        config = await static(world)
+        config = await static_agent(world, "own", ("own",))
         agent = world.run_static(config, "own-1")
         run = await submit(world, own(seconds=100.0, retry=RETRY))
         await running(world)
@@ -338,7 +329,7 @@ def test_a_static_agent_that_comes_back_as_another_process_is_in_nobodys_way() -
 
 def test_a_static_agent_that_drained_takes_jobs_again_when_it_is_started_again() -> None:
     async def script(world: World) -> None:
-        config = await static(world)
+        config = await static_agent(world, "own", ("own",))
         agent = world.run_static(config, "own-1")
         await ended(world, await submit(world, own()))
         assert agent.worker is not None
@@ -638,7 +629,7 @@ def test_L15_a_create_that_fails_and_leaves_an_instance() -> None:
 
 @pytest.mark.parametrize("seconds", [2.0, 59.9, 61.0, 75.0])
 def test_L14_an_instance_that_appears_after_it_was_given_up_is_destroyed(seconds: float) -> None:
-    """The create call fails at its deadline, its provision is released and confirmed gone; then the instance is there."""
+    """The create call fails at its deadline, the provision is released and confirmed gone; then the instance is there."""
 
     async def script(world: World) -> None:
         assert world.site is not None

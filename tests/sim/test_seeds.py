@@ -14,7 +14,7 @@ from corral.sim.run import run_seed
 
 BATCHES = 10
 PER_BATCH = 5
-MINUTES = 3.0
+MINUTES = 2.0
 NIGHTLY = range(10_000, 10_400, 20)
 
 

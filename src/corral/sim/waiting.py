@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from corral.model.agentconfig import AgentConfig
 from corral.model.ids import RunId
 from corral.model.records import Job, Run
-from corral.model.views import NewRun
+from corral.model.views import NewRun, NewToken
 from corral.sim import invariants
 from corral.sim.agents import SimAgent
 from corral.sim.truth import Violation
-from corral.sim.world import World
+from corral.sim.world import URL, World
 from corral.store.repo import jobs, runs
 
 T = TypeVar("T")
@@ -53,6 +54,15 @@ async def submit(world: World, new: NewRun) -> RunId:
     for number, job in enumerate(view.jobs):
         world.journal.name(job.id, f"{job.name.replace(' ', '')}-{view.id[4:8]}.{number}")
     return RunId(view.id)
+
+
+async def static_agent(world: World, name: str, labels: tuple[str, ...]) -> AgentConfig:
+    """Make a static agent's token; what its process is started with."""
+    made = await ask(world, lambda: world.coordinator.create_token(NewToken(name=name, role="agent", labels=labels)))
+    identity, _, key = made.token.partition(".")
+    return AgentConfig(
+        agent_id=identity, key=key, coordinator_urls=(URL,), single_use=False, work_dir="/", cache_dir="/"
+    )
 
 
 def run_of(world: World, run_id: RunId) -> Run:
