@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from corral.control import settle
 from corral.control.settle import Wake
+from corral.decide.scaling import ReleaseReason
 from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels, label_fault
@@ -173,6 +174,10 @@ def _welcome(
     wake = Wake(queue=True)
     answers = tuple(_answer(connection, agent, held, wake) for held in hello.jobs)
     _settle_missing(connection, agent, hello, wake)
+    if agent.kind == "static" and not hello.draining:
+        # What we cordoned it for (lost, drained, unresponsive) was its last connection's or process's; an operator's
+        # cordon stays.
+        agents.uncordon(connection, agent_id, but=ReleaseReason.OPERATOR)
     after = agents.get(connection, agent_id)
     assert after is not None
     assignment = None
