@@ -48,6 +48,7 @@ COMMANDS: dict[str, Entry] = {
     "paths": _entry("paths"),
     "clean": _entry("clean"),
     "firecracker": _entry("firecracker", "app"),
+    "sim": _entry("sim", "app"),
 }
 """In the order of ``corral --help``."""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From one session's log frames to the log store: coalesced, in order, acknowledged when durable.
 
-A store that cannot take it now is asked again; meanwhile the session's budget fills up, the connection is not read
-any more, and the job that prints is slowed. Nothing is dropped.
+A store that cannot take it now is asked again; meanwhile an agent sends no more than its window, keeps the rest on its
+disk, and slows the job when that is full. The line is read on, so heartbeats are answered. Nothing is dropped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from corral.model.errors import Refused, TemporaryError
 from corral.model.ids import JobId
 from corral.runtime.clock import Clock
 from corral.store.interface import LogKey, LogStore
-from corral.wire.messages import Log, LogAck
+from corral.wire.agent import LOG_WINDOW
+from corral.wire.messages import LOG_CHUNK_LIMIT, Log, LogAck
 
 log = logging.getLogger(__name__)
 
-BUDGET = 4 * 1024 * 1024
-"""Bytes that one session may have on the way to the store."""
+BUDGET = LOG_WINDOW + LOG_CHUNK_LIMIT
+"""Bytes that one session may have on the way to the store; beyond them it is not read. More than an agent sends without
+an acknowledgement: heartbeats stuck behind its log would go unanswered, and a job whose agent is not answered is killed
+before its time to be tried again elsewhere."""
 APPEND_LIMIT = 1024 * 1024
 """Bytes of one append."""
 RETRY_PAUSE = 0.5

@@ -53,7 +53,7 @@ def _count(job: Job) -> int:
 def _whole(connection: Connection, job: Job, attempt: int, step: int) -> int | None:
     row = jobs.step(connection, job.id, attempt, step)
     if row is not None and row.state in STEP.terminal:
-        return max(0, (row.log_size or 0) - row.log_missing)
+        return row.log_size or 0
     tried = jobs.attempt(connection, job.id, attempt)
     if job.state in JOB.terminal or (tried is not None and tried.state in ATTEMPT.terminal):
         # Nothing more will be said about this step.

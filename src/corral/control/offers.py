@@ -113,7 +113,7 @@ def _environment(run: Run, job: Job, needs: dict[str, NeedResult]) -> dict[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """``secrets``: the names that the job declares."""
+    """``secrets``: the names of those that its agent gets."""
 
     run_id: RunId
     secrets: tuple[str, ...]
@@ -134,7 +134,7 @@ def accept(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: in
     agents.answered(connection, agent_id)
     runs.started(connection, job.run_id)
     wake.runs.add(job.run_id)
-    return Taken(run_id=job.run_id, secrets=job.spec.secrets)
+    return Taken(run_id=job.run_id, secrets=job.spec.needed_secrets())
 
 
 def decline(

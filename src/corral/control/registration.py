@@ -234,7 +234,8 @@ def _answer(connection: Connection, agent: Agent, held: HeldJob, wake: Wake) -> 
         run_id=run_id,
         attempt=held.attempt,
         action=_action(connection, row, held, wake),
-        sequence=row.sequence,
+        # The end is known and its acknowledgement was lost: let it be said again, so that it is acknowledged.
+        sequence=min(row.sequence, held.sequence - 1) if held.state is HeldState.FINISHED else row.sequence,
     )
 
 

@@ -21,7 +21,7 @@ from corral.model.ids import AgentId, JobId
 from corral.model.records import Attempt, Job
 from corral.model.spec import OUTPUT_LIMIT, OUTPUT_VALUE_LIMIT, Reason, Result
 from corral.model.states import ATTEMPT, AttemptEvent, AttemptState, JobEvent, JobState, StepEvent
-from corral.store.repo import agents, jobs
+from corral.store.repo import agents, jobs, runs
 from corral.store.repo.rows import NOW
 from corral.wire.messages import JobFinished, Report, StepFinished, StepStarted
 
@@ -49,16 +49,54 @@ class Applied:
     wake: Wake = field(default_factory=Wake)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Bytes of one step's log that the coordinator gave up waiting for; ``stored`` is what there is."""
+
+    step: int
+    stored: int
+    missing: int
+
+
 def apply(
-    connection: Connection, agent_id: AgentId, session: int, reports: Sequence[Report], *, single_use: bool
+    connection: Connection,
+    agent_id: AgentId,
+    session: int,
+    reports: Sequence[Report],
+    *,
+    single_use: bool,
+    lost: Sequence[Loss] = (),
 ) -> Applied:
-    """All of ``reports``, in their order. :raises Conflict: the session is not the newest; nothing is written."""
+    """All of ``reports``, in their order. ``lost`` is about the one job whose end is among them, and is stated with it.
+
+    :raises Conflict: the session is not the newest; nothing is written.
+    """
     if agents.session_of(connection, agent_id) != session:
         raise Conflict("a newer session of this agent has taken over")
     applied = Applied()
     for (job_id, number), batch in _by_attempt(reports).items():
         _apply_batch(connection, agent_id, job_id, number, batch, single_use, applied)
+        for loss in lost:
+            _state_loss(connection, job_id, number, loss)
     return applied
+
+
+def _state_loss(connection: Connection, job_id: JobId, number: int, loss: Loss) -> None:
+    """``log_size`` is what the log holds, ``log_missing`` what was printed and is not in it."""
+    step = jobs.step(connection, job_id, number, loss.step)
+    run_id = jobs.run_of(connection, job_id)
+    if step is None or run_id is None or step.log_size is None or step.log_size <= loss.stored:
+        return
+    jobs.change_step(
+        connection,
+        job_id,
+        number,
+        loss.step,
+        log_size=loss.stored,
+        log_digest="",
+        log_missing=step.log_missing + loss.missing,
+    )
+    runs.mark_log_incomplete(connection, run_id)
 
 
 def _by_attempt(reports: Sequence[Report]) -> dict[tuple[JobId, int], list[Report]]:
@@ -139,6 +177,9 @@ def _finish_step(connection: Connection, job_id: JobId, report: StepFinished, *,
         finished_at=NOW,
         **values,
     )
+    run_id = jobs.run_of(connection, job_id) if report.log_dropped else None
+    if run_id is not None:
+        runs.mark_log_incomplete(connection, run_id)
 
 
 def _finish_job(

@@ -13,10 +13,11 @@ from sqlalchemy import Connection
 from corral.control import settle
 from corral.control.settle import SECOND, Wake
 from corral.model.errors import Fault, Invalid, NotFound, Refused
+from corral.model.gitsource import git_faults
 from corral.model.ids import RunId
 from corral.model.labels import labels
 from corral.model.records import Job, Run
-from corral.model.spec import JOBS_LIMIT, JobSpec, Reason, Scalar, SourceRef, WorkflowSpec
+from corral.model.spec import JOBS_LIMIT, GitSource, JobSpec, Reason, Scalar, SourceRef, WorkflowSpec
 from corral.model.states import JOB, RUN, JobEvent, JobState
 from corral.model.views import NewRun
 from corral.runtime.chance import Chance, job_id, run_id
@@ -59,6 +60,7 @@ def check(new: NewRun) -> WorkflowSpec:
     chosen = [name for name in new.jobs if name in known]
     selected = select(workflow, chosen) if chosen or not new.jobs else ()
     faults += missing_secrets(selected, new.secrets)
+    faults += _git_faults(new, selected)
     if new.source is not None and new.source.size < 0:
         faults.append(Fault(path="source.size", message="is negative"))
     count = sum(max(1, len(job.matrix)) for job in selected)
@@ -79,9 +81,32 @@ def missing_secrets(selected: Sequence[JobSpec], given: Mapping[str, str]) -> li
             remedy=f"--secret {name}",
         )
         for job in selected
-        for name in job.secrets
+        for name in job.needed_secrets()
         if name not in given
     ]
+
+
+def _git_faults(new: NewRun, selected: Sequence[JobSpec]) -> list[Fault]:
+    faults = [fault for job in selected if job.git is not None for fault in git_faults(job.git)]
+    if new.git is None:
+        return faults
+    if new.source is not None:
+        faults.append(Fault(path="git", message="an archive is given too", remedy="give one of source and git"))
+    if new.git.credential and new.git.credential not in new.secrets:
+        message = f"the credential {new.git.credential!r} was not given"
+        faults.append(Fault(path="git.credential", message=message, remedy=f"--secret {new.git.credential}"))
+    return [*faults, *git_faults(new.git)]
+
+
+def _with_git(workflow: WorkflowSpec, git: GitSource | None) -> WorkflowSpec:
+    """The workflow whose jobs fetch ``git``, unless they check nothing out or name a source of their own. It is kept
+    with the run, so that a rerun fetches the same."""
+    if git is None:
+        return workflow
+    jobs = tuple(
+        msgspec.structs.replace(job, git=git) if job.checkout and job.git is None else job for job in workflow.jobs
+    )
+    return msgspec.structs.replace(workflow, jobs=jobs)
 
 
 def select(workflow: WorkflowSpec, names: Sequence[str]) -> tuple[JobSpec, ...]:
@@ -142,10 +167,10 @@ def prepare(
     new: NewRun, chance: Chance, seal: Callable[[str, str, RunId], bytes], moment: int, *, original: str = ""
 ) -> Prepared:
     """:raises Invalid: see :func:`check`. ``seal(name, value, run id)`` makes a secret storable."""
-    workflow = check(new)
+    workflow = _with_git(check(new), new.git)
     selected = select(workflow, new.jobs)
     identity = run_id(chance)
-    declared = {name for job in selected for name in job.secrets}
+    declared = {name for job in selected for name in job.needed_secrets()}
     return Prepared(
         id=identity,
         project=new.project,

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -24,11 +24,13 @@ from corral.control.lines import LastLines
 from corral.control.link import Link, LinkClosed
 from corral.control.logpump import LogPump
 from corral.control.registration import HeldAnswer, Registered, Turned
+from corral.control.reports import Loss
 from corral.control.settle import Wake
 from corral.decide.matching import Offered
 from corral.model.errors import Conflict, CorralError, TemporaryError
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import NO_LABELS, Labels
+from corral.model.records import Step
 from corral.runtime.clock import Clock
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
@@ -367,7 +369,9 @@ class Session:
             beat = self._protocol.heartbeat_due(now)
             if beat is not None:
                 self.send(beat)
-            await self._s.clock.sleep(max(0.05, self._protocol.next_deadline() - now))
+            # Never past a heartbeat: registering makes the next deadline an earlier one than that of the hello.
+            longest = self._s.settings.heartbeat_interval
+            await self._s.clock.sleep(min(longest, max(0.05, self._protocol.next_deadline() - now)))
 
     async def _read(self) -> None:
         while True:
@@ -558,37 +562,42 @@ class Session:
             self.close(close.INTERNAL, "the coordinator cannot go on right now")
 
     async def _finish_job(self, report: JobFinished) -> None:
-        missing = await self._await_logs(report)
-        if missing:
-            log.warning("job %s: %d bytes of its log did not arrive", report.job_id, missing)
-        await self._apply([report])
+        lost = await self._await_logs(report)
+        for loss in lost:
+            log.warning("job %s: %d bytes of its log did not arrive", report.job_id, loss.missing)
+        await self._apply([report], lost)
 
-    async def _await_logs(self, report: JobFinished) -> int:
-        """Until everything the agent printed is stored; the bytes given up."""
+    async def _await_logs(self, report: JobFinished) -> list[Loss]:
+        """Until everything the agent printed is stored; what is given up. A store that does not accept is waited for
+        too, but no longer than an agent without any coordinator would be."""
+        last = self._s.clock.monotonic() + self._s.settings.stranded_after
         while True:
             self._log_grew.clear()
             missing = await self._missing(report)
             if not missing:
-                return 0
+                return []
             try:
                 await asyncio.wait_for(self._log_grew.wait(), FLUSH_GRACE)
             except TimeoutError:
-                if not self._pump.stalled:
+                if not self._pump.stalled or self._s.clock.monotonic() >= last:
                     return missing
 
-    async def _missing(self, report: JobFinished) -> int:
-        total = 0
+    async def _missing(self, report: JobFinished) -> list[Loss]:
+        found = []
         for position in report.logs:
             key = await self._log_key(JobId(report.job_id), report.attempt, position.step)
             if key is not None:
                 info = await self._s.logs.info(key)
-                total += 0 if info.final else max(0, position.offset - info.size)
-        return total
+                if not info.final and info.size < position.offset:
+                    found.append(Loss(step=position.step, stored=info.size, missing=position.offset - info.size))
+        return found
 
-    async def _apply(self, batch: list[Report]) -> None:
+    async def _apply(self, batch: list[Report], lost: Sequence[Loss] = ()) -> None:
         agent_id, number, single_use = self._agent(), self.number, self.single_use
         applied = await self._persist(
-            lambda: self._s.database.write(lambda c: reports.apply(c, agent_id, number, batch, single_use=single_use))
+            lambda: self._s.database.write(
+                lambda c: reports.apply(c, agent_id, number, batch, single_use=single_use, lost=lost)
+            )
         )
         printed = {
             (JobId(report.job_id), report.attempt)
@@ -618,26 +627,27 @@ class Session:
                 await self._s.clock.sleep(pause)
                 pause = min(pause * 2, 5.0)
 
-    async def _close_log(self, key: LogKey, digest: str, missing: int) -> None:
-        info = await self._s.logs.finish(key, missing)
-        if missing or (digest and info.digest != digest):
-            log.warning("log of %s step %d is incomplete: %d bytes missing", key.job_id, key.step, missing)
-            await self._s.database.write(lambda c: _state_loss(c, key, missing))
-
     async def _seal_logs(self, job_id: JobId, attempt: int, *, printed: bool) -> None:
-        """At the end of a job: what did not arrive is stated in bytes."""
+        """At the end of a job. What readers need (size, what is missing) was committed with the end."""
         run_id = self._runs.pop((job_id, attempt), None)
         self._stops.pop((job_id, attempt), None)
         if run_id is None or not printed:
             return
         steps = await self._s.database.read(lambda c: job_rows.steps_of(c, job_id, attempt))
         for step in steps:
-            if not step.log_size:
-                continue
-            key = LogKey(run_id=run_id, job_id=job_id, attempt=attempt, step=step.number)
-            info = await self._s.logs.info(key)
-            if not info.final:
-                await self._close_log(key, step.log_digest, max(0, step.log_size - info.size))
+            if step.log_size:
+                await self._seal_log(LogKey(run_id=run_id, job_id=job_id, attempt=attempt, step=step.number), step)
+
+    async def _seal_log(self, key: LogKey, step: Step) -> None:
+        try:
+            info = await self._s.logs.finish(key, step.log_missing)
+        except TemporaryError as error:
+            # Readers know from the step's record where the log ends.
+            log.warning("log of %s step %d cannot be closed: %s", key.job_id, key.step, error)
+            return
+        if step.log_digest and info.digest != step.log_digest:
+            log.warning("log of %s step %d is not what its agent says it printed", key.job_id, key.step)
+            await self._s.database.write(lambda c: run_rows.mark_log_incomplete(c, key.run_id))
 
 
 def ring(to: Bell, wake: Wake) -> None:
@@ -664,8 +674,3 @@ def _owned_run(connection: Connection, agent_id: AgentId, job_id: JobId, attempt
     if row is None or row.agent_id != agent_id or row.started_at is None:
         return None
     return job_rows.run_of(connection, job_id)
-
-
-def _state_loss(connection: Connection, key: LogKey, missing: int) -> None:
-    job_rows.change_step(connection, key.job_id, key.attempt, key.step, log_missing=missing)
-    run_rows.mark_log_incomplete(connection, key.run_id)

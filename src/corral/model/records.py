@@ -97,6 +97,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
+    """``log_size``: bytes of its log, once known; ``log_missing``: printed bytes that are not among them."""
+
     job_id: JobId
     attempt: int
     number: int

@@ -286,8 +286,8 @@ def _log(world: World, one: Execution, step: Step, *, reported: bool) -> list[Vi
         return [Violation("logs-are-complete", f"{where}: {len(stored)} of {len(whole)} bytes, and its host lived")]
     if lost and step.log_missing != lost and not run.log_incomplete:
         return [Violation("loss-is-stated", f"{where}: {lost} bytes are lost and nothing says so")]
-    if whole and reported and log is not None and not log.final:
-        return [Violation("logs-are-final", f"{where}: nothing more comes and the log is not final")]
+    if reported and len(stored) < (step.log_size or 0):
+        return [Violation("log-size-is-true", f"{where}: readers wait for {step.log_size} bytes of {len(stored)}")]
     return []
 
 

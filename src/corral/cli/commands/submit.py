@@ -43,7 +43,7 @@ def command(
     """
     from corral.cli.executing import Wanted, follow_there, prepared, submit
     from corral.cli.inputs import secrets, variables
-    from corral.cli.wiring import default_state_dir
+    from corral.cli.statedir import default_state_dir
 
     if not url and wiring_of(context).live_server((state_dir or default_state_dir()).absolute()) is None:
         raise NoServer(
