@@ -98,6 +98,7 @@ def test_a_run_moves_once(db: Hand) -> None:
 def test_the_first_reason_of_a_cancel_stays_and_force_is_never_taken_back(db: Hand) -> None:
     db.write(add_run)
     db.write(runs.request_cancel, RUN, force=True, reason="cancelled")
+    assert db.run().cancel_force
     db.write(runs.request_cancel, RUN, force=False, reason="run_timeout")
     run = db.run()
     assert (run.cancel_reason, run.cancel_force, run.cancel_requested_at) == ("cancelled", True, START)

@@ -284,7 +284,7 @@ def _record_failed(connection: Connection, agent_id: AgentId, error: str) -> Non
     if row is None or row.state is not ProvisionState.REQUESTED:
         return
     agents.change_provision(connection, row, failed_at=NOW, error=error)
-    note_failure(connection, row.pool, error)
+    note_failure(connection, row, error)
 
 
 def _record_gone(connection: Connection, agent_id: AgentId) -> None:
@@ -320,7 +320,7 @@ def _settle_ending(connection: Connection, ending: Ending, wake: Wake) -> None:
     never_registered = provision is not None and provision.state is ProvisionState.REQUESTED
     if agents.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
         assert provision is not None
-        note_failure(connection, provision.pool, f"the agent ended before it registered: {ending.detail}")
+        note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}")
     agent = agents.get(connection, ending.agent_id)
     if agent is None or agent.assignment is None or agent.assigned_attempt is None:
         return

@@ -228,7 +228,7 @@ def _story(connection: Connection, job: Job) -> list[str]:
         dated += _provision_story(provision)
     for attempt in jobs.attempts_of(connection, job.id):
         dated += _attempt_story(attempt)
-    sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated)]
+    sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated, key=lambda entry: entry[0])]
     return sentences
 
 

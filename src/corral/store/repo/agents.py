@@ -309,6 +309,13 @@ def count_live(connection: Connection, pool: str | None = None) -> int:
     return found
 
 
+def count_creating(connection: Connection) -> int:
+    """Provisions whose agent has not registered and whose creation has not failed."""
+    query = select(func.count()).where(provisions.c.state == ProvisionState.REQUESTED, provisions.c.failed_at.is_(None))
+    found: int = connection.execute(query).scalar_one()
+    return found
+
+
 def advance_provision(connection: Connection, row: Provision, event: ProvisionEvent, **values: Any) -> bool:
     """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves."""
     if not PROVISION.changes(row.state, event):
@@ -404,6 +411,11 @@ def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> No
     )
     if done.rowcount == 0:
         connection.execute(insert(pool_health).values(pool=pool, failures=1, **values))
+
+
+def pool_error(connection: Connection, pool: str, error: str) -> None:
+    """The latest error, without one more failure."""
+    connection.execute(update(pool_health).where(pool_health.c.pool == pool).values(last_error=error))
 
 
 def pool_succeeded(connection: Connection, pool: str) -> None:
