@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents, their provisions and claims.
 
-An offer and a cordon are both a compare-and-set on the one agent row: an offer needs *not cordoned and unassigned*
-and the offerer's session, a cordon needs *unassigned*. So no interleaving assigns a cordoned agent.
+An offer and a cordon are both a compare-and-set on the one agent row: an offer needs *neither cordoned nor held, and
+unassigned* and the offerer's session, a cordon needs *unassigned*. So no interleaving assigns a cordoned agent. A hold
+is an operator's word: it may be said at any time, and the job in hand goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.records import Agent, PoolHealth, Provision
+from corral.model.records import Agent, Hold, PoolHealth, Provision
 from corral.model.states import AGENT, PROVISION, AgentEvent, AgentState, ProvisionEvent, ProvisionState
 from corral.store.repo.rows import NOW, NULL, change, columns, many, one
 from corral.store.tables import agents, claims, db_now, pool_health, provisions
@@ -115,6 +116,7 @@ def assign(connection: Connection, agent_id: AgentId, *, session: int, job_id: J
         "state": AgentState.ONLINE,
         "assignment": NULL,
         "cordon_reason": NULL,
+        "hold": NULL,
     }
     values = {"assignment": job_id, "assigned_attempt": attempt, "ever_assigned": True, "idle_since": None}
     return change(connection, agents, where, values) == 1
@@ -140,14 +142,39 @@ def cordon(connection: Connection, agent_id: AgentId, reason: str) -> bool:
     return done.rowcount == 1
 
 
-def uncordon(connection: Connection, agent_id: AgentId, *, but: str) -> bool:
-    """It may be offered work again, unless it is cordoned for the reason ``but``."""
+def uncordon(connection: Connection, agent_id: AgentId) -> bool:
+    """Take back Corral's own cordon; an operator's hold stays. False: there was none."""
     done = connection.execute(
         update(agents)
-        .where(agents.c.id == agent_id, agents.c.cordon_reason.is_not(None), agents.c.cordon_reason != but)
+        .where(agents.c.id == agent_id, agents.c.cordon_reason.is_not(None))
         .values(cordon_reason=None, missed_acks=0, version=agents.c.version + 1)
     )
     return done.rowcount == 1
+
+
+def hold(connection: Connection, agent_id: AgentId, what: Hold, *, by: str, hand_back_at: int | None = None) -> bool:
+    """Nothing is offered to it any more, whatever it has in hand. False: it has ended."""
+    done = connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id, agents.c.state != AgentState.ENDED)
+        .values(hold=what, held_by=by, held_at=db_now(), hand_back_at=hand_back_at, version=agents.c.version + 1)
+    )
+    return done.rowcount == 1
+
+
+def set_key(connection: Connection, agent_id: AgentId, key_digest: str) -> None:
+    """The key that a static agent uses now."""
+    connection.execute(
+        update(agents).where(agents.c.id == agent_id).values(key_digest=key_digest, version=agents.c.version + 1)
+    )
+
+
+def unhold(connection: Connection, agent_id: AgentId) -> None:
+    connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id)
+        .values(hold=None, held_by=None, held_at=None, hand_back_at=None, version=agents.c.version + 1)
+    )
 
 
 def missed_ack(connection: Connection, agent_id: AgentId) -> int:
