@@ -48,6 +48,8 @@ lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --extra dev -o requirements-dev.lock pyproject.toml
 
 bench: $(DEVSTAMP)
+	$(BIN)/python bench/tail.py
+	$(BIN)/python bench/firecracker_api.py
 	$(BIN)/python -m bench --json bench/results/latest.json $(BENCH_ARGS)
 
 clean:

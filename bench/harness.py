@@ -186,19 +186,28 @@ def job_seconds(view: RunView) -> list[float]:
     return [job.total for job in view.jobs if job.total is not None]
 
 
-async def static_agent(running: Server, label: str, count: int = 1) -> float:
-    """Real agents that stay: one token and one process each. Seconds from the first exec to the last registration."""
-    configs = [await _agent_config(running, label, number) for number in range(count)]
+async def static_agent(running: Server, label: str, count: int = 1, **options: object) -> float:
+    """Real agents that stay: one token and one process each. Seconds from the first exec to the last registration.
+
+    ``options``: fields of their configuration file.
+    """
+    configs = [await agent_config(running, label, number, **options) for number in range(count)]
     began = time.perf_counter()
     for path in configs:
-        with (path.parent / "agent.log").open("wb") as log:
-            command = [sys.executable, "-P", "-m", "corral.agent", "--config", str(path)]
-            running.agents.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        running.agents.append(launch_agent(path))
     await online(running, count)
     return time.perf_counter() - began
 
 
-async def _agent_config(running: Server, label: str, number: int) -> Path:
+def launch_agent(path: Path) -> subprocess.Popen[bytes]:
+    """One agent process by its configuration file; what it says goes to `agent.log` beside it."""
+    with (path.parent / "agent.log").open("ab") as log:
+        command = [sys.executable, "-P", "-m", "corral.agent", "--config", str(path)]
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+async def agent_config(running: Server, label: str, number: int = 0, **options: object) -> Path:
+    """A new static agent's configuration file, in a directory of its own."""
     created = await running.client.create_token(NewToken(name=f"bench-{number}", role="agent", labels=(label,)))
     agent_id, _, key = created.token.partition(".")
     home = Path(tempfile.mkdtemp(prefix="agent-", dir=running.state_dir))
@@ -212,6 +221,7 @@ async def _agent_config(running: Server, label: str, number: int) -> Path:
         "single_use": False,
         "work_dir": str(home / "work"),
         "cache_dir": str(home / "cache"),
+        **options,
     }
     path = home / "agent.json"
     path.write_text(json.dumps(config))

@@ -269,7 +269,7 @@ async def spawn(directory: Path, urls: tuple[str, ...], **fields: Any) -> AgentP
     for name in ("work", "cache"):
         (directory / name).mkdir(exist_ok=True)
     env = {**os.environ, **fields.pop("env", {})}
-    settings: dict[str, Any] = {"claim_code": "c" * 64, **fields}
+    settings: dict[str, Any] = {"claim_code": "c" * 64, "min_free": 0, **fields}
     config = AgentConfig(
         agent_id="agent_test",
         coordinator_urls=urls,
@@ -291,6 +291,7 @@ async def running(directory: Path, **fields: Any) -> AsyncIterator[tuple[Coordin
     """A coordinator and one agent connected to it; both gone afterwards."""
     coordinator = Coordinator()
     coordinator.single_use = fields.get("single_use", True)
+    coordinator.heartbeat_interval = fields.pop("heartbeat", coordinator.heartbeat_interval)
     await coordinator.start()
     agent = await spawn(directory, (coordinator.url,), **fields)
     try:

@@ -3,8 +3,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import tempfile
 import threading
 from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corral.agent.masking import Masker
 from corral.agent.pump import Pump
@@ -178,3 +183,68 @@ def test_the_pump_ends_with_its_pipe(tmp_path: Path) -> None:
     pump.process_ended()
     pump.join()
     assert (everything(spool), pump.held_open) == (b"all", False)
+
+
+# --- dropping instead of waiting ---------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_dropped_counted_and_marked(tmp_path: Path) -> None:
+    budget = Budget(8000, drop=True)
+    log = StepSpool(tmp_path, budget, 10**9)
+    log.append(b"a" * 7000)
+    log.append(b"b" * 7000)
+    log.append(b"c" * 100)
+    assert log.end == 8000
+    log.stored(log.end)
+    log.append(b"d" * 10)
+    digest = log.close()
+    assert digest.dropped == 6100
+    rest = everything(log, 8000)
+    assert (
+        rest
+        == b"\n[corral: 6100 bytes were not kept: the coordinator had not taken 8000 bytes before them]\n" + b"d" * 10
+    )
+    assert digest.size == 8000 + len(rest)
+
+
+def test_after_a_drop_nothing_is_kept_before_there_is_real_room(tmp_path: Path) -> None:
+    budget = Budget(8000, drop=True)
+    log = StepSpool(tmp_path, budget, 10**9)
+    log.append(b"a" * 9000)
+    log.stored(1000)
+    log.append(b"b" * 10)
+    assert log.end == 8000, "an eighth is free, a quarter is needed"
+    log.stored(2000)
+    log.append(b"c" * 10)
+    assert b"1010 bytes" in log.read(8000, 1000) and log.read(8000, 1000).endswith(b"c" * 10)
+
+
+def test_bytes_dropped_at_the_very_end_are_marked_too(tmp_path: Path) -> None:
+    log = StepSpool(tmp_path, Budget(8000, drop=True), 10**9)
+    log.append(b"a" * 9000)
+    digest = log.close()
+    assert digest.dropped == 1000
+    assert b"[corral: 1000 bytes were not kept" in log.read(8000, 1000)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=40))
+def test_every_printed_byte_is_kept_or_counted(steps: list[tuple[int, bool]]) -> None:
+    """Whatever comes and goes: printed = kept + dropped, and every gap has its marker with its size."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = StepSpool(Path(directory), Budget(8000, drop=True), 10**9)
+        seen, printed = b"", 0
+        for count, taken in steps:
+            log.append(b"x" * count)
+            printed += count
+            if taken:
+                while data := log.read(len(seen), 10**6):
+                    seen += data
+                log.stored(len(seen))
+        digest = log.close()
+        while data := log.read(len(seen), 10**6):
+            seen += data
+        markers = re.findall(rb"\n\[corral: (\d+) bytes were not kept: [^\n]*\]\n", seen)
+        assert sum(map(int, markers)) == digest.dropped
+        assert re.sub(rb"\n\[corral: [^\n]*\]\n", b"", seen) == b"x" * (printed - digest.dropped)
+        assert (len(seen), hashlib.sha256(seen).hexdigest()) == (digest.size, digest.sha256)
+        log.abandon()

@@ -111,6 +111,15 @@ def test_a_log_is_printed_byte_for_byte_and_its_heads_go_elsewhere() -> None:
     assert followed.stdout_bytes == b"build" + ODD
 
 
+def test_the_name_of_a_job_with_a_matrix_names_all_its_combinations() -> None:
+    wiring, (view,) = with_runs("test (1)", "test (2)", "tester")
+    for job in view.jobs:
+        printed(wiring.api, job.id, 0, f"{job.name}\n".encode())
+    assert corral("logs", view.id, "test", wiring=wiring).stdout.splitlines() == ["test (1)", "test (2)"]
+    assert corral("logs", view.id, "tester", wiring=wiring).stdout.splitlines() == ["tester"]
+    assert corral("why", view.id, "test", wiring=wiring).exit_code == ExitCode.USAGE
+
+
 def test_a_log_as_json_is_one_object_per_line() -> None:
     wiring, (view,) = with_runs("build")
     printed(wiring.api, view.jobs[0].id, 0, ODD)

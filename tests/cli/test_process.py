@@ -107,6 +107,18 @@ def test_the_version_is_told_without_loading_the_command_tree(place: Path) -> No
     assert not re.search(r"\| +(typer|rich|httpx2|msgspec|asyncio)$", shown, re.MULTILINE)
 
 
+@pytest.mark.parametrize(("words", "found"), [("corral ru", {"run", "runs"}), ("corral logs --fo", {"--follow"})])
+def test_the_shell_completes_commands_and_options(place: Path, words: str, found: set[str]) -> None:
+    asked = {
+        "_CORRAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    command = [sys.executable, "-m", "corral.cli"]
+    done = subprocess.run(command, env=environment(place) | asked, capture_output=True, text=True)
+    assert set(done.stdout.split()) == found, done.stderr
+
+
 def test_a_run_and_what_can_be_asked_about_it_afterwards_without_a_server(place: Path) -> None:
     tree = tree_of(place, QUICK)
     (tree / "README").write_text("changed, not committed\n")
@@ -161,6 +173,7 @@ def test_the_second_interrupt_kills(place: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED, err.decode()
+    assert b"killing" in err
     assert time.monotonic() - begin < 9, "it waited for the grace of the first interrupt"
     assert not alive(pid)
     assert left_behind(place) == []

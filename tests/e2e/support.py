@@ -3,32 +3,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.harness import Server
 
-from corral.model.spec import JobSpec, WorkflowSpec
-from corral.model.views import JobView, NewRun, RunView
+from corral.model.spec import JobSpec, StepSpec, WorkflowSpec
+from corral.model.views import AgentView, JobView, NewRun, RunView
 from corral.workflow.lock import make_lock
+from tests.waiting import eventually_async
 
 CONFIG = """\
 version: 1
 allow_root: true
+urls: [{urls}]
 pools:
   - name: local
     backend: process
     labels: [local]
     max_agents: {max_agents}
 timing:
-  unroutable_after: {unroutable_after}
-  lost_after: {lost_after}
 """
 
 
-def config(*, max_agents: int = 3, unroutable_after: float = 120, lost_after: float = 120) -> str:
-    return CONFIG.format(max_agents=max_agents, unroutable_after=unroutable_after, lost_after=lost_after)
+def config(*, max_agents: int = 3, url: str = "", extra: str = "", **timing: float) -> str:
+    """``url``: where agents dial, another than where the server listens. ``extra``: more YAML, at the top level."""
+    timing = {"unroutable_after": 120, "lost_after": 120, **timing}
+    lines = "".join(f"  {name}: {value}\n" for name, value in timing.items())
+    return CONFIG.format(max_agents=max_agents, urls=url) + lines + extra
 
 
 def run_of(*jobs: JobSpec, secrets: dict[str, str] | None = None) -> NewRun:
@@ -66,6 +72,56 @@ async def verified(running: Server, view: RunView) -> None:
 
 def states(view: RunView) -> dict[str, str]:
     return {job.name: job.state for job in view.jobs}
+
+
+def job(name: str, *scripts: str, label: str = "local", **options: object) -> JobSpec:
+    """A job of shell steps."""
+    steps = tuple(StepSpec(name=f"s{number}", script=script) for number, script in enumerate(scripts))
+    return JobSpec(name=name, steps=steps, runs_on=(label,), checkout=False, **options)  # type: ignore[arg-type]
+
+
+async def until_state(running: Server, run_id: str, job_name: str, *wanted: str, deadline: float = 30) -> JobView:
+    """The job once it is in one of the states."""
+
+    async def look() -> JobView | None:
+        view = await running.client.run(run_id)
+        return next((each for each in view.jobs if each.name == job_name and each.state in wanted), None)
+
+    found = await eventually_async(look, f"{job_name} {' or '.join(wanted)}", deadline)
+    assert found is not None
+    return found
+
+
+async def until_over(running: Server, run_id: str) -> RunView:
+    """The run's last view, however it ended."""
+    last: RunView | None = None
+    async for view in running.client.watch_run(run_id):
+        last = view
+    assert last is not None
+    return last
+
+
+async def until_agent(running: Server, agent_id: str, *wanted: str, deadline: float = 30) -> AgentView:
+    """The agent once it is in one of the states."""
+
+    async def look() -> AgentView | None:
+        agents = await running.client.agents()
+        return next((each for each in agents if each.id == agent_id and each.state in wanted), None)
+
+    found = await eventually_async(look, f"agent {' or '.join(wanted)}", deadline)
+    assert found is not None
+    return found
+
+
+def rows(running: Server, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """What the server's own database says, read beside it."""
+    with contextlib.closing(sqlite3.connect(f"file:{running.state_dir}/corral.db?mode=ro", uri=True)) as database:
+        return database.execute(query, values).fetchall()
+
+
+def session_of(running: Server, agent_id: str) -> int:
+    """How many times the agent has registered."""
+    return int(rows(running, "SELECT session FROM agents WHERE id = ?", agent_id)[0][0])
 
 
 def names(jobs: Sequence[JobView]) -> list[str]:

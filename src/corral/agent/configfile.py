@@ -13,8 +13,10 @@ import msgspec
 
 from corral.agent.workdir import remove
 from corral.model.agentconfig import AgentConfig
+from corral.model.gitsource import PROTOCOLS
 
 SIZE_LIMIT = 1024 * 1024
+_SIZES = ("min_free", "source_cache_limit", "python_cache_limit")
 
 
 class ConfigFault(Exception):
@@ -31,10 +33,15 @@ def load(file: Path) -> AgentConfig:
         config = msgspec.json.decode(data, type=AgentConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigFault(f"{file}: {error}; it is written by the backend or by `corral token create`") from None
+    check(config, f"{file}: ")
+    return config
+
+
+def check(config: AgentConfig, before: str = "") -> None:
+    """:param before: put before the sentence. :raises ConfigFault: it cannot be used, with every fault."""
     faults = _faults(config)
     if faults:
-        raise ConfigFault(f"{file}: " + "; ".join(faults))
-    return config
+        raise ConfigFault(before + "; ".join(faults))
 
 
 def _faults(config: AgentConfig) -> list[str]:
@@ -51,6 +58,10 @@ def _faults(config: AgentConfig) -> list[str]:
     found += [fault for name in ("work_dir", "cache_dir") if (fault := _directory_fault(name, getattr(config, name)))]
     if config.spool_limit < 64 * 1024:
         found.append(f"spool_limit is {config.spool_limit}; at least 65536 bytes are needed")
+    found += [f"{name} is negative" for name in _SIZES if getattr(config, name) < 0]
+    strange = [name for name in config.git_protocols if name not in PROTOCOLS]
+    if strange:
+        found.append(f"git_protocols: {', '.join(strange)} is not known; there are {', '.join(PROTOCOLS)}")
     return found
 
 

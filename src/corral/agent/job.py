@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from corral.agent import kernel, pyenv, workdir
+from corral.agent import cgroup, kernel, pyenv, workdir
 from corral.agent.command import CannotRun
 from corral.agent.environment import base, inherited
+from corral.agent.gitfetch import GitFetch, passwords
 from corral.agent.halt import Halt
 from corral.agent.interface import Reports
 from corral.agent.joblogs import JobLogs
@@ -23,13 +23,16 @@ from corral.agent.process import CannotStart
 from corral.agent.progress import Progress
 from corral.agent.source import BadArchive, Sources, SourceUnavailable
 from corral.agent.spool import Budget
-from corral.agent.steprun import Place, StepRuns
+from corral.agent.steprun import Place, StepRuns, disk_reason
+from corral.agent.stopping import Abandoned, Stop, in_thread
 from corral.model.expressions import ExpressionError, run_values
 from corral.model.spec import JobOrder, Reason, Result, StepSpec
 from corral.wire.agent import JobOutcome, StepOutcome
 
 log = logging.getLogger(__name__)
 
+ENVIRONMENT_PAUSE = 0.2
+"""Seconds between two looks whether another agent has made the Python environment."""
 JOB_TIMEOUT_GRACE = 30.0
 """Seconds that a job has after its timeout: half for the step in hand, the rest for cleanup steps."""
 
@@ -43,6 +46,9 @@ class Host(NamedTuple):
     cache: Path
     budget: Budget
     sources: Sources
+    git: GitFetch
+    environments: pyenv.Environments
+    cgroups: tuple[cgroup.Parent, ...]
     variables: Mapping[str, str]
     inherit: tuple[str, ...]
     own_prefixes: tuple[str, ...]
@@ -69,7 +75,7 @@ class LocalJob:
         self._reports = reports
         self._host = host
         self._halt = Halt()
-        self._stop_fetching = threading.Event()
+        self._stop_fetching = Stop()
         self.logs = JobLogs(host.spool, host.budget, order.log_limit, reports)
         self._task = asyncio.create_task(self._whole())
 
@@ -87,28 +93,31 @@ class LocalJob:
 
     async def _whole(self) -> JobOutcome:
         timer = asyncio.get_running_loop().call_later(self._order.spec.timeout, self._time_is_up)
+        name = f"{self._order.job_id}.{self._order.attempt}"
+        group = cgroup.JobGroup(self._host.cgroups, name, memory=self._order.spec.resources.memory)
         directories: workdir.JobDirectories | None = None
+        course = _Course(self._order, self._secrets, self._reports, self._host, self._halt, self.logs, group)
         try:
-            directories = workdir.create(self._host.jobs, f"{self._order.job_id}.{self._order.attempt}")
-            return await _Course(self._order, self._secrets, self._reports, self._host, self._halt, self.logs).run(
-                directories, self._stop_fetching
-            )
+            directories = workdir.create(self._host.jobs, name)
+            return await course.run(directories, self._stop_fetching)
         except JobFailed as error:
             return error.outcome
         except OSError as error:
-            return JobOutcome(result=Result.FAILED, reason=_reason_of(error), detail=f"the agent's disk: {error}")
+            return course.none_ran(disk_reason(error), f"the agent's disk: {error}").outcome
         finally:
             timer.cancel()
-            await self._leave_nothing(directories)
+            await self._leave_nothing(directories, group)
 
     def _time_is_up(self) -> None:
         self.cancel(reason=Reason.JOB_TIMEOUT, grace=JOB_TIMEOUT_GRACE, force=False)
 
-    async def _leave_nothing(self, directories: workdir.JobDirectories | None) -> None:
+    async def _leave_nothing(self, directories: workdir.JobDirectories | None, group: cgroup.JobGroup) -> None:
+        group.kill()
         if self._host.alone and kernel.has_children():
             left = await asyncio.to_thread(kernel.kill_descendants)
             if left:
                 log.error("%d processes of job %s could not be killed", left, self._order.job_id)
+        group.remove()
         if directories is not None:
             removal = asyncio.create_task(asyncio.to_thread(workdir.remove, directories.root))
             self._host.removals.add(removal)
@@ -126,6 +135,7 @@ class _Course:
         host: Host,
         halt: Halt,
         logs: JobLogs,
+        group: cgroup.JobGroup,
     ) -> None:
         self._order = order
         self._secrets = secrets
@@ -133,35 +143,66 @@ class _Course:
         self._host = host
         self._halt = halt
         self._logs = logs
+        self._group = group
         self._progress = Progress(order)
+        self._steps = (*order.spec.steps, *order.spec.cleanup)
+        self._told = 0
+        """Steps whose end was reported."""
 
-    async def run(self, directories: workdir.JobDirectories, stop: threading.Event) -> JobOutcome:
-        steps = (*self._order.spec.steps, *self._order.spec.cleanup)
+    async def run(self, directories: workdir.JobDirectories, stop: Stop) -> JobOutcome:
+        """:raises JobFailed: no step can run. :raises OSError: the same, for want of disk."""
+        masks = self._masks(directories)
         try:
             await self._check_out(directories, stop)
             env = self._environment(directories)
             interpreter = pyenv.interpreter_of(self._order.spec.python, env)
         except CannotRun as error:
-            raise self._none_ran(steps, 0, error.reason, str(error)) from None
-        except (SourceUnavailable, BadArchive) as error:
+            raise self.none_ran(error.reason, str(error)) from None
+        except (SourceUnavailable, BadArchive, Abandoned) as error:
             if self._halt.reason is None:
-                raise self._none_ran(steps, 0, Reason.SOURCE_UNAVAILABLE, str(error)) from None
-            return self._halted_before(steps)
-        masks = JobMasks(self._secrets.values(), directories.run / "mask")
-        place = Place(directories, interpreter, self._host.nice)
+                raise self.none_ran(Reason.SOURCE_UNAVAILABLE, masks.masked(str(error))) from None
+            return self._halted_before()
+        place = Place(directories, interpreter, self._host.nice, self._group)
         runs = StepRuns(self._order.spec, place=place, logs=self._logs, masks=masks, halt=self._halt)
-        env = await self._python(runs, env, interpreter, directories, steps)
-        for index, step in enumerate(steps):
-            await self._step(runs, index, step, env, cleanup=index >= len(self._order.spec.steps))
+        prepared = await self._python(runs, env, interpreter, directories)
+        try:
+            if prepared is not None:
+                runs.on_interpreter(str(prepared.place / "bin" / "python"))
+                env = pyenv.activated(env, prepared.place)
+            for index, step in enumerate(self._steps):
+                await self._step(runs, index, step, env, cleanup=index >= len(self._order.spec.steps))
+        finally:
+            if prepared is not None:
+                prepared.give_back()
         self._progress.halted = self._halt.reason
         return self._progress.end()
 
     # --- before the steps ----------------------------------------------------------------------------------
 
-    async def _check_out(self, directories: workdir.JobDirectories, stop: threading.Event) -> None:
-        source = self._order.source
-        if source is not None and self._order.spec.checkout:
-            await asyncio.to_thread(self._host.sources.check_out, source, directories.work, stop)
+    def _masks(self, directories: workdir.JobDirectories) -> JobMasks:
+        git = self._order.spec.git
+        parts = passwords(self._secrets.get(git.credential, "")) if git is not None else ()
+        return JobMasks((*self._secrets.values(), *parts), directories.run / "mask")
+
+    async def _check_out(self, directories: workdir.JobDirectories, stop: Stop) -> None:
+        source, git = self._order.source, self._order.spec.git
+        if not self._order.spec.checkout:
+            return
+        if git is not None:
+            credential = self._secrets.get(git.credential, "") if git.credential else ""
+            scratch = directories.root / "git"
+            host = self._host.git
+            await in_thread(lambda: host.check_out(git, credential, directories.work, scratch, stop), stop)
+        elif source is not None:
+            sources = self._host.sources
+            await in_thread(lambda: sources.check_out(source, directories.work, stop), stop)
+
+    def _seen_secrets(self) -> dict[str, str]:
+        """What steps see: not the credential that only fetching took."""
+        names = self._order.spec.secrets
+        git = self._order.spec.git
+        hidden = git.credential if git is not None and git.credential not in names else ""
+        return {name: value for name, value in self._secrets.items() if name != hidden}
 
     def _environment(self, directories: workdir.JobDirectories) -> dict[str, str]:
         order = self._order
@@ -180,7 +221,7 @@ class _Course:
                 own_prefixes=self._host.own_prefixes,
             ),
             **inherited(self._host.variables, self._host.inherit),
-            **self._secrets,
+            **self._seen_secrets(),
             **order.spec.env,
             "CORRAL": "true",
             "CORRAL_RUN_ID": order.run_id,
@@ -198,47 +239,44 @@ class _Course:
         }
 
     async def _python(
-        self,
-        runs: StepRuns,
-        env: dict[str, str],
-        interpreter: str,
-        directories: workdir.JobDirectories,
-        steps: tuple[StepSpec, ...],
-    ) -> dict[str, str]:
-        """``env`` with the job's Python environment activated; its making is part of the first step's log."""
+        self, runs: StepRuns, env: dict[str, str], interpreter: str, directories: workdir.JobDirectories
+    ) -> pyenv.Environment | None:
+        """The job's Python environment, if it has one of its own; its making is part of the first step's log."""
         python = self._order.spec.python
-        if python is None or not python.requirements or not steps or self._halt.asked():
-            return env
-        place = pyenv.environment_path(self._host.cache, interpreter, python.requirements)
+        if python is None or not python.requirements or not self._steps or self._halt.asked():
+            return None
 
         async def run(command: object) -> int:
             assert isinstance(command, list)
             ran = await runs.process(0, command, env, directories.tmp, timeout=None)
             return ran.exit.code if ran.exit.code is not None else 128 + (ran.exit.signal or 0)
 
-        try:
-            await pyenv.build(place, interpreter, python.requirements, directories.run, run)
-        except (CannotRun, CannotStart) as error:
-            if self._halt.asked():
-                return env
-            self._reports.step_started(0)
-            outcome = StepOutcome(result=Result.FAILED, reason=Reason.ENVIRONMENT_FAILED, detail=str(error))
-            self._finish(0, steps[0], outcome)
-            raise self._none_ran(steps, 1, Reason.ENVIRONMENT_FAILED, str(error)) from None
-        runs.on_interpreter(str(place / "bin" / "python"))
-        return pyenv.activated(env, place)
+        async def pause() -> bool:
+            await self._halt.pause(ENVIRONMENT_PAUSE)
+            return not self._halt.asked()
 
-    def _none_ran(self, steps: tuple[StepSpec, ...], start: int, reason: Reason, detail: str) -> JobFailed:
-        for index in range(start, len(steps)):
+        try:
+            return await self._host.environments.get(
+                interpreter, python.requirements, scratch=directories.run, run=run, pause=pause
+            )
+        except (CannotRun, CannotStart, OSError) as error:
+            if self._halt.asked():
+                return None
+            reason = disk_reason(error) if isinstance(error, OSError) else Reason.ENVIRONMENT_FAILED
+            self._reports.step_started(0)
+            self._finish(0, self._steps[0], StepOutcome(result=Result.FAILED, reason=reason, detail=str(error)))
+            raise self.none_ran(reason, str(error)) from None
+
+    def none_ran(self, reason: Reason, detail: str) -> JobFailed:
+        """The steps that did not end yet do not run; what the job's end is."""
+        for index in range(self._told, len(self._steps)):
+            self._told = index + 1
             self._reports.step_finished(index, StepOutcome(result=Result.SKIPPED, reason=reason))
         return JobFailed(reason, detail)
 
-    def _halted_before(self, steps: tuple[StepSpec, ...]) -> JobOutcome:
+    def _halted_before(self) -> JobOutcome:
         self._progress.halted = self._halt.reason
-        for index in range(len(steps)):
-            self._reports.step_finished(
-                index, StepOutcome(result=Result.SKIPPED, reason=self._halt.reason or Reason.CANCELLED)
-            )
+        self.none_ran(self._halt.reason or Reason.CANCELLED, "")
         return self._progress.end()
 
     # --- steps ---------------------------------------------------------------------------------------------
@@ -263,6 +301,7 @@ class _Course:
         self._finish(index, step, await runs.step(index, step, own, cleanup=late))
 
     def _finish(self, index: int, step: StepSpec, outcome: StepOutcome) -> None:
+        self._told = index + 1
         self._progress.record(step, outcome)
         if outcome.result is not Result.SKIPPED:
             digest = self._logs.close(index)
@@ -279,9 +318,3 @@ def _identity(env: Mapping[str, str], index: int, step: StepSpec) -> dict[str, s
         "CORRAL_STEP": step.name,
         "CORRAL_STEP_INDEX": str(index),
     }
-
-
-def _reason_of(error: OSError) -> Reason:
-    import errno
-
-    return Reason.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Reason.INTERNAL

@@ -65,7 +65,7 @@ def kill_descendants() -> int:
         reap()
         if not has_children():
             return 0
-        strays = _descendants(os.getpid())
+        strays = descendants(os.getpid())
         for pid in strays:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -75,7 +75,7 @@ def kill_descendants() -> int:
         pause = min(pause * 2, 0.05)
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     """Living ones, zombies left out; a pid among them cannot be reused before we reap its topmost ancestor's line."""
     parents = dict(_parents())
     found: list[int] = []

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from corral.agent.kernel import PR_SET_PDEATHSIG, libc
 
-OOM_SCORE = "500"
+OOM_SCORE = b"500"
 """``oom_score_adj`` of steps: the kernel takes a step before the agent that has to report it."""
 
 
@@ -34,8 +34,19 @@ class StepProcess:
     """A running process group. Made in the event loop's thread, because the parent-death signal fires when the
     *thread* that forked ends."""
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: int, nice: int) -> None:
-        """:raises CannotStart: the program does not run at all."""
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        output: int,
+        nice: int,
+        doors: Sequence[str] = (),
+    ) -> None:
+        """:param doors: of its cgroups, see :meth:`~corral.agent.cgroup.JobGroup.doors`.
+
+        :raises CannotStart: the program does not run at all."""
         try:
             self._popen = subprocess.Popen(
                 argv,
@@ -47,7 +58,7 @@ class StepProcess:
                 start_new_session=True,
                 # The only way to set the parent-death signal and priority before the program runs without a helper
                 # program in between. What it calls was resolved before the fork and takes no lock.
-                preexec_fn=_child(os.getpid(), nice, libc()),
+                preexec_fn=prepare_child(os.getpid(), nice, libc(), doors),
             )
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise CannotStart(f"{argv[0]}: {error}") from None
@@ -95,17 +106,28 @@ class StepProcess:
         return Exit(code, None) if code >= 0 else Exit(None, -code)
 
 
-def _child(parent: int, nice: int, prctl: ctypes.CDLL) -> Callable[[], None]:
+def prepare_child(parent: int, nice: int, prctl: ctypes.CDLL, doors: Sequence[str] = ()) -> Callable[[], None]:
+    """For ``preexec_fn``: the child dies with the thread that forks it (of process ``parent``)."""
+
     def prepare() -> None:
         prctl.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(127)
         os.setpriority(os.PRIO_PROCESS, 0, nice)
-        try:
-            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(fd, OOM_SCORE.encode())
-            os.close(fd)
-        except OSError:
-            return
+        for file in doors:
+            _write(file, b"0")
+        _write("/proc/self/oom_score_adj", OOM_SCORE)
 
     return prepare
+
+
+def _write(file: str, data: bytes) -> None:
+    # Between fork and exec: what is not allowed is left out, the step runs all the same.
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+    except OSError:
+        return

@@ -3,31 +3,37 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import http.client
 import os
-import tempfile
-import threading
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urlsplit
 
 from corral.agent.archive import BadArchive, unpack
+from corral.agent.cache import PART, Cache, Held
+from corral.agent.stopping import Stop
 from corral.model.errors import CorralError, PermanentError, TemporaryError
 from corral.model.spec import SourceRef
+
+if TYPE_CHECKING:
+    from ssl import SSLSocket
 
 ARCHIVE_LIMIT = 1024**3
 """Bytes of an archive."""
 READ = 1024 * 1024
 TIMEOUT = 10.0
-"""Seconds without a byte; also what a cancelled fetch may still take."""
+"""Seconds without a byte."""
 PATIENCE = 60.0
 """Seconds over which fetching is tried again while no coordinator can be reached: a restart takes a few."""
-CACHED_ARCHIVES = 8
+CACHED_ARCHIVES = 32
 """Archives kept for the next jobs of the same pool; a run's jobs share one."""
+CACHE_LIMIT = 4 * 1024**3
+"""Bytes of all of them."""
 
 
 class SourceUnavailable(PermanentError):
@@ -37,57 +43,70 @@ class SourceUnavailable(PermanentError):
 
 
 class Sources:
-    """:param coordinators: URLs to ask, best first. :param headers: what authenticates this agent."""
+    """:param coordinators: URLs to ask, best first. :param headers: what authenticates this agent.
+    :param limit: bytes of archives that are kept. :param count: how many."""
 
     def __init__(
-        self, cache: Path, *, coordinators: Callable[[], Sequence[str]], headers: Callable[[], dict[str, str]]
+        self,
+        cache: Path,
+        *,
+        coordinators: Callable[[], Sequence[str]],
+        headers: Callable[[], dict[str, str]],
+        limit: int = CACHE_LIMIT,
+        count: int = CACHED_ARCHIVES,
     ) -> None:
-        self._directory = cache / "sources"
+        self._cache = Cache(cache / "sources", limit=limit, count=count)
         self._coordinators = coordinators
         self._headers = headers
 
-    def check_out(self, source: SourceRef, target: Path, stop: threading.Event) -> None:
+    def check_out(self, source: SourceRef, target: Path, stop: Stop) -> None:
         """Unpack ``source`` into the empty directory ``target``.
 
         :raises SourceUnavailable: it cannot be fetched or is not what its hash says.
         :raises BadArchive: it cannot be unpacked safely.
         :raises OSError: the disk does not take it.
         """
-        with self._open(source, stop) as archive:
-            unpack(archive, target, stopped=stop.is_set)
-
-    def _open(self, source: SourceRef, stop: threading.Event) -> BinaryIO:
         if len(source.hash) != 64 or not source.hash.isalnum():
             raise SourceUnavailable(f"{source.hash!r} is no hash of a source archive")
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{source.hash}.tar.gz"
-        cached = self._cached(path, source.hash)
+        name = f"{source.hash}.tar.gz"
+        held = self._cache.hold(name)
+        try:
+            with self._open(source, self._cache.path(name), stop) as archive:
+                if held is not None:
+                    held.record(os.fstat(archive.fileno()).st_size)
+                    held.used()
+                unpack(archive, target, stopped=stop.is_set)
+        finally:
+            _give_back(held)
+        self._cache.trim()
+
+    def _open(self, source: SourceRef, path: Path, stop: Stop) -> BinaryIO:
+        cached = self._cached(path, source.hash, stop)
         if cached is not None:
             return cached
+        self._cache.directory.mkdir(parents=True, exist_ok=True)
         self._fetch(source, path, stop)
-        self._evict()
-        fetched = self._cached(path, source.hash)
+        fetched = self._cached(path, source.hash, stop)
         if fetched is None:
             raise SourceUnavailable(f"source {source.hash[:12]} vanished from the cache directory while it was stored")
         return fetched
 
-    def _cached(self, path: Path, hash: str) -> BinaryIO | None:
+    def _cached(self, path: Path, hash: str, stop: Stop) -> BinaryIO | None:
         """Verified each time: jobs of the pool can write to the cache."""
         try:
-            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         except OSError:
             return None
         digest = hashlib.sha256()
-        while block := file.read(READ):
+        while (block := file.read(READ)) and not stop.is_set():
             digest.update(block)
         if digest.hexdigest() != hash:
             file.close()
-            path.unlink(missing_ok=True)
             return None
         file.seek(0)
         return file
 
-    def _fetch(self, source: SourceRef, path: Path, stop: threading.Event) -> None:
+    def _fetch(self, source: SourceRef, path: Path, stop: Stop) -> None:
         # A thread's own waiting for other machines; no decision of the worker depends on this time.
         give_up = time.monotonic() + PATIENCE
         pause = 0.25
@@ -99,7 +118,7 @@ class Sources:
                     raise SourceUnavailable(f"source {source.hash[:12]} could not be fetched: {error}") from None
                 pause = min(pause * 2, 10.0)
 
-    def _fetch_once(self, source: SourceRef, path: Path, stop: threading.Event) -> None:
+    def _fetch_once(self, source: SourceRef, path: Path, stop: Stop) -> None:
         failure: CorralError = TemporaryError("no coordinator is known")
         for url in self._coordinators():
             try:
@@ -108,36 +127,69 @@ class Sources:
                 failure = error
         raise failure
 
-    def _fetch_from(self, url: str, source: SourceRef, path: Path, stop: threading.Event) -> None:
-        connection = _connection(url)
-        fd, name = tempfile.mkstemp(dir=self._directory, prefix=".part-")
+    def _fetch_from(self, url: str, source: SourceRef, path: Path, stop: Stop) -> None:
+        part = f"{PART}{os.getpid()}-{time.monotonic_ns()}"
+        held = self._cache.hold(part, alone=True)
         try:
-            with open(fd, "wb") as file:
+            with open(self._cache.path(part), "xb") as file:
                 address = urlsplit(url).path.rstrip("/") + f"/agent/v1/sources/{source.hash}"
+                self._receive(url, address, file, source, stop)
+            self._cache.path(part).replace(path)
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise TemporaryError(f"{url}: {error or type(error).__name__}") from None
+        finally:
+            self._cache.path(part).unlink(missing_ok=True)
+            self._cache.forget_lock(part)
+            _give_back(held)
+
+    def _receive(self, url: str, address: str, file: BinaryIO, source: SourceRef, stop: Stop) -> None:
+        parts = urlsplit(url)
+        secure = parts.scheme in ("https", "wss")
+        with _dial(parts.hostname or "", parts.port or (443 if secure else 80), stop) as dialled:
+            wire = _secured(dialled, parts.hostname or "", stop) if secure else dialled
+            with wire, stop.interrupting(wire):
+                connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
+                connection.sock = wire
                 connection.request("GET", address, headers=self._headers())
                 with connection.getresponse() as answer:
                     _judge(url, source, answer)
                     _copy(answer, file, source, stop)
-            Path(name).replace(path)
-        except (OSError, http.client.HTTPException) as error:
-            raise TemporaryError(f"{url}: {error or type(error).__name__}") from None
-        finally:
-            connection.close()
-            Path(name).unlink(missing_ok=True)
-
-    def _evict(self) -> None:
-        with contextlib.suppress(OSError):
-            archives = sorted(self._directory.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
-            for path in archives[:-CACHED_ARCHIVES]:
-                path.unlink(missing_ok=True)
 
 
-def _connection(url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme in ("https", "wss"):
-        return http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT)
-    return http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
+def _give_back(held: Held | None) -> None:
+    if held is not None:
+        held.close()
+
+
+def _dial(host: str, port: int, stop: Stop) -> socket.socket:
+    """Connect, until told to stop. :raises OSError: nobody answers."""
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if stop.is_set():
+            break
+        dialled = socket.socket(family, kind, protocol)
+        dialled.settimeout(TIMEOUT)
+        try:
+            with stop.interrupting(dialled):
+                dialled.connect(place)
+        except OSError as error:
+            dialled.close()
+            failure = error
+        else:
+            return dialled
+    raise failure
+
+
+def _secured(dialled: socket.socket, host: str, stop: Stop) -> SSLSocket:
+    import ssl
+
+    context = ssl.create_default_context()
+    wire = context.wrap_socket(dialled, server_hostname=host, do_handshake_on_connect=False)
+    with stop.interrupting(wire):
+        wire.do_handshake()
+    return wire
 
 
 def _judge(url: str, source: SourceRef, answer: http.client.HTTPResponse) -> None:
@@ -149,7 +201,7 @@ def _judge(url: str, source: SourceRef, answer: http.client.HTTPResponse) -> Non
     raise SourceUnavailable(sentence)
 
 
-def _copy(answer: http.client.HTTPResponse, file: BinaryIO, source: SourceRef, stop: threading.Event) -> None:
+def _copy(answer: http.client.HTTPResponse, file: BinaryIO, source: SourceRef, stop: Stop) -> None:
     digest = hashlib.sha256()
     size = 0
     while block := answer.read(READ):

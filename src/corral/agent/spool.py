@@ -3,8 +3,9 @@
 
 A writer (the step's pump, a thread) appends; the event loop reads from any offset that is not acknowledged yet and
 says what is stored. When the budget is used up, ``append`` waits, the pipe is not read, and the step is slowed:
-nothing is lost. Bytes are kept in segments whose files have no name, so nothing is left of them after a crash (a
-spool is of no use to another process: the coordinator asks a new one for nothing).
+nothing is lost; or, where somebody decided so, what does not fit is dropped, counted and marked. Bytes are kept in
+segments whose files have no name, so nothing is left of them after a crash (a spool is of no use to another process:
+the coordinator asks a new one for nothing).
 
 Threads: every public method may be called from any thread.
 """
@@ -26,6 +27,9 @@ SEGMENT = 4 * 1024 * 1024
 """Bytes of one segment: small enough that disk space comes back soon, large enough for few files."""
 SEGMENTS_OF_LIMIT = 8
 """A segment is at most this fraction of the budget, so that acknowledging can always free some."""
+RESUME_AT = 4
+"""Where bytes are dropped, this part of the budget has to be free again before more are kept: long gaps with one
+marker each, not thousands of short ones."""
 FULL_DISK_PATIENCE = 3.0
 """Seconds an append waits for the disk to take bytes again before it drops them and says so: acknowledged log frees
 some within a second, and a job that filled the disk itself shall end, not hang."""
@@ -34,29 +38,36 @@ FULL_DISK_LOOK = 0.25
 
 
 class Budget:
-    """Bytes that all spools of one agent may hold together."""
+    """Bytes that all spools of one agent may hold together. ``drop``: nobody waits for room, what does not fit is
+    lost."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, drop: bool = False) -> None:
         self.limit = limit
+        self.drop = drop
         self.segment = max(1, min(SEGMENT, limit // SEGMENTS_OF_LIMIT))
         self.used = 0
         self._changed = threading.Condition()
         self._closed = False
 
     def take(self, wanted: int, *, urgent: bool = False) -> int:
-        """Wait for room; how many bytes (at least one, at most ``wanted``) are granted, 0 once closed. ``urgent``:
-        all of them now, above the limit if need be."""
+        """Wait for room; how many bytes (at least one, at most ``wanted``) are granted; 0: none, because it is closed
+        or what does not fit is dropped. ``urgent``: all of them now, above the limit if need be."""
         with self._changed:
             if urgent:
                 self.used += wanted
                 return wanted
-            while self.used >= self.limit and not self._closed:
+            while self.used >= self.limit and not self._closed and not self.drop:
                 self._changed.wait()
-            if self._closed:
+            if self._closed or self.used >= self.limit:
                 return 0
             granted = min(wanted, self.limit - self.used)
             self.used += granted
             return granted
+
+    def roomy(self) -> bool:
+        """There is room for more than a few bytes: worth going on after something was dropped."""
+        with self._changed:
+            return self.used <= self.limit - self.limit // RESUME_AT
 
     def give(self, count: int) -> None:
         with self._changed:
@@ -113,6 +124,8 @@ class StepSpool:
         self._sha256 = hashlib.sha256()
         self._dropped = 0
         self._unmarked = 0
+        self._why = ""
+        self._overflowed = False
         self._printed = 0
         self._limited = False
         self._abandoned = threading.Event()
@@ -141,6 +154,8 @@ class StepSpool:
 
     def close(self) -> Digest:
         """Nothing more will be appended; what the whole log is."""
+        if self._unmarked:
+            self._keep(b"", urgent=True)
         self._closed = True
         self.stored(self._stored)
         return Digest(self.end, self._sha256.hexdigest(), self._dropped)
@@ -180,24 +195,38 @@ class StepSpool:
             self._budget.give(segment.size)
 
     def _keep(self, data: bytes, *, urgent: bool = False) -> None:
+        if self._overflowed and not urgent and not self._budget.roomy():
+            self._lose(len(data))
+            return
+        self._overflowed = False
+        marker = b""
         if self._unmarked:
-            lost, self._unmarked = self._unmarked, 0
-            data = f"\n[corral: {lost} bytes were not kept: the agent's disk is full]\n".encode() + data
-        view = memoryview(data)
+            marker = f"\n[corral: {self._unmarked} bytes were not kept: {self._why}]\n".encode()
+        view = memoryview(marker + data)
         while view and not self._abandoned.is_set():
             written = self._write_some(view, urgent)
             if written == 0:
-                self._dropped += len(view)
-                self._unmarked += len(view)
+                # A marker that could not be written whole is told again, with what is lost now.
+                self._lose(min(len(view), len(data)))
                 return
             view = view[written:]
+            if marker and len(view) <= len(data):
+                marker, self._unmarked = b"", 0
+
+    def _lose(self, count: int) -> None:
+        self._dropped += count
+        self._unmarked += count
 
     def _write_some(self, view: memoryview, urgent: bool) -> int:
         """Write at least one byte and return how many; 0: it cannot be kept."""
         granted = self._budget.take(min(len(view), self._room()), urgent=urgent)
         if granted == 0:
+            self._overflowed = True
+            self._why = f"the coordinator had not taken {self._budget.limit} bytes before them"
             return 0
         written = self._write_patiently(view[:granted], 0.0 if urgent else self._patience)
+        if written == 0:
+            self._why = "the agent's disk is full"
         if written < granted:
             self._budget.give(granted - written)
         self._sha256.update(view[:written])

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from corral.agent.cgroup import JobGroup
 from corral.agent.command import CannotRun, command_line
 from corral.agent.halt import Halt, supervise
 from corral.agent.joblogs import JobLogs
@@ -32,6 +34,7 @@ class Place(NamedTuple):
     directories: JobDirectories
     interpreter: str
     nice: int
+    group: JobGroup
 
 
 class Ran(NamedTuple):
@@ -51,7 +54,10 @@ class StepRuns:
         self._logs = logs
         self._masks = masks
         self._halt = halt
-        self._oom = OomCounter()
+        own = place.group.counters()
+        self._oom = OomCounter(own or None)
+        self._certain = bool(own)
+        """What the counter counts was a process of this job."""
 
     def on_interpreter(self, interpreter: str) -> None:
         self._place = self._place._replace(interpreter=interpreter)
@@ -73,9 +79,11 @@ class StepRuns:
 
     async def _try(self, index: int, step: StepSpec, env: Mapping[str, str], *, cleanup: bool) -> StepOutcome:
         output = self._place.directories.run / f"output-{index}"
-        output.write_bytes(b"")
         env = {**env, "CORRAL_OUTPUT": str(output)}
         try:
+            # Removed first: an earlier try may have made anything of it.
+            output.unlink(missing_ok=True)
+            output.touch(mode=0o600)
             argv = command_line(
                 self._job,
                 step,
@@ -88,6 +96,8 @@ class StepRuns:
             ran = await self.process(index, argv, env, self._directory(step), timeout=step.timeout, cleanup=cleanup)
         except CannotRun as error:
             return _failed(error.reason, str(error))
+        except OSError as error:
+            return _failed(disk_reason(error), f"step {step.name!r} could not be prepared: {error}")
         except CannotStart as error:
             reason = Reason.INTERPRETER_LOST if step.kind is StepKind.FUNCTION else Reason.NO_SHELL
             return _failed(reason, f"step {step.name!r} could not be started: {error}")
@@ -121,7 +131,8 @@ class StepRuns:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         widen(read_end)
         try:
-            process = StepProcess(argv, env=env, cwd=cwd, output=write_end, nice=self._place.nice)
+            doors = self._place.group.doors()
+            process = StepProcess(argv, env=env, cwd=cwd, output=write_end, nice=self._place.nice, doors=doors)
         except CannotStart:
             os.close(read_end)
             raise
@@ -158,8 +169,9 @@ class StepRuns:
             return self._ended(step, ran, ran.cause)
         if ran.exit.code == 0:
             return self._succeeded(step, output)
-        if ran.out_of_memory and _looks_killed(ran.exit):
-            detail = f"step {step.name!r} was killed by the kernel: out of memory"
+        if ran.out_of_memory and (self._certain or _looks_killed(ran.exit)):
+            what = "was killed" if _looks_killed(ran.exit) else "lost a process"
+            detail = f"step {step.name!r} {what}: out of memory"
             return _failed(Reason.OUT_OF_MEMORY, detail, ran.exit)
         if ran.exit.signal is not None:
             return self._signalled(step, ran.exit, ran.exit.signal)
@@ -202,6 +214,10 @@ class StepRuns:
             exit_code=0,
             outputs={name: self._masks.masked(value) for name, value in outputs.items()},
         )
+
+
+def disk_reason(error: OSError) -> Reason:
+    return Reason.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Reason.INTERNAL
 
 
 def _function_failed(step: StepSpec, exit: Exit) -> StepOutcome:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -17,8 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corral.cli.config import ServerConfig, default_config, to_pool
-from corral.model.errors import CorralError, PermanentError, StoreMisconfigured
-from corral.model.views import NewToken
+from corral.cli.failing import say
+from corral.cli.statedir import (
+    CACHE,
+    DATABASE,
+    KEY_FILE,
+    LOGS,
+    SERVER_FILE,
+    SOURCES,
+    TOKEN_FILE,
+    WORK,
+    default_state_dir,
+    live_server,
+    prepare_state_dir,
+    write_private,
+)
+from corral.model.errors import CorralError
+from corral.model.views import Clean, NewToken
 from corral.runtime.chance import SystemChance
 from corral.runtime.clock import SystemClock
 
@@ -30,48 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DATABASE = "corral.db"
-LOGS = "logs"
-SOURCES = "sources"
-WORK = "work"
-CACHE = "cache"
-KEY_FILE = "secrets.key"
-TOKEN_FILE = "admin.token"
-SERVER_FILE = "server.json"
-DEFAULT_LISTEN = "127.0.0.1:7420"
 RELEASE_TIMEOUT = 15.0
 """Seconds in which an all-in-one coordinator gives its instances back at its end."""
-SHUTDOWN_GRACE = 30.0
-
-
-class RootJobs(PermanentError):
-    """Jobs would run as root and nobody said that they may."""
-
-    code = "root_jobs"
-
-
-def default_state_dir() -> Path:
-    """``$XDG_STATE_HOME/corral``, or its usual place below the home directory."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "corral"
-
-
-def prepare_state_dir(path: Path, *, passable: bool = False) -> Path:
-    """Made with mode 0700 (``passable``: 0711, so that agents of other users reach their own directories).
-
-    :raises StoreMisconfigured: it cannot be made or written.
-    """
-    path = path.absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o711 if passable else 0o700)
-    except OSError as error:
-        raise StoreMisconfigured(
-            f"cannot use the state directory {path}: {error.strerror}; choose another with --state-dir"
-        ) from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise StoreMisconfigured(f"the state directory {path} is not writable; choose another with --state-dir")
-    return path
 
 
 # --- parts -------------------------------------------------------------------------------------------------
@@ -172,45 +146,7 @@ def _process_backend(
     )
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace a file of mode 0600 as a whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    temporary.replace(path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveServer:
-    url: str
-    pid: int
-    token: str
-
-
-def live_server(state_dir: Path) -> LiveServer | None:
-    """The coordinator that holds this state directory now, if one does and lets us in."""
-    try:
-        described = json.loads((state_dir / SERVER_FILE).read_text())
-        token = (state_dir / TOKEN_FILE).read_text().strip()
-        url, pid = str(described["url"]), int(described["pid"])
-        os.kill(pid, 0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not _holds_lock(state_dir, pid):
-        return None
-    return LiveServer(url=url, pid=pid, token=token)
-
-
-def _holds_lock(state_dir: Path, pid: int) -> bool:
-    """A recycled pid does not hold the database's lock."""
-    try:
-        return int((state_dir / f"{DATABASE}.lock").read_text().strip() or 0) == pid
-    except (OSError, ValueError):
-        return False
-
-
-async def _publish(assembly: Assembly, url: str) -> str:
+async def publish(assembly: Assembly, url: str) -> str:
     """Where this coordinator listens, for commands on the same state directory; the token they use."""
     token_file = assembly.state_dir / TOKEN_FILE
     token = ""
@@ -331,11 +267,15 @@ async def all_in_one(
     except BaseException:
         listener.close()
         raise
+    if os.geteuid() == 0:
+        say(
+            "the jobs run as root, with all that root may do here; an ordinary account keeps them apart from the machine"
+        )
     try:
         web = WebServer(create_app(assembly.coordinator), [listener])
         await web.start()
         await assembly.coordinator.start()
-        token = await _publish(assembly, url)
+        token = await publish(assembly, url)
         async with Client(url, token) as client:
             whole = AllInOne(client=client, url=url, state_dir=directory, assembly=assembly, web=web)
             on_ready(url)
@@ -343,112 +283,14 @@ async def all_in_one(
                 yield whole
             finally:
                 await whole.stop()
+                await tidy(assembly, Clean())
     finally:
         await assembly.close()
 
 
-# --- server ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    state_dir: Path
-    listen: str = ""
-    config: ServerConfig | None = None
-    allow_root: bool = False
-    on_ready: Callable[[str], None] = lambda url: None
-
-
-async def serve_forever(options: ServerOptions) -> None:
-    """Run a coordinator until SIGTERM or SIGINT; agents and their wardens go on after it.
-
-    :raises CorralError: it cannot start; the message says why and what to do.
-    """
-    from corral.web.app import create_app
-    from corral.web.listen import bind
-    from corral.web.serve import WebServer
-
-    config = options.config or default_config()
-    slots = _check_root(config, options)
-    host, port = parse_listen(options.listen or config.listen or DEFAULT_LISTEN)
-    directory = prepare_state_dir(options.state_dir, passable=slots)
-    listener = bind(host, port)
+async def tidy(assembly: Assembly, keep: Clean) -> None:
+    """Remove what retention does not keep; that it fails is no reason to fail what was done."""
     try:
-        url = "http://{}:{}".format(*_reachable(listener.getsockname()))
-        assembly = await assemble(directory, config, urls=config.urls or (url,), slots=slots)
-    except BaseException:
-        listener.close()
-        raise
-    try:
-        web = WebServer(create_app(assembly.coordinator), [listener])
-        stopping = _stop_on_signals()
-        await assembly.coordinator.start()
-        await web.start()
-        await _publish(assembly, url)
-        options.on_ready(url)
-        await _retention_until(stopping, assembly, config)
-        log.info("stopping")
-        await assembly.coordinator.stop(SHUTDOWN_GRACE)
-        await web.stop()
-    finally:
-        await assembly.close()
-
-
-RETENTION_EVERY = 600.0
-
-
-async def _retention_until(stopping: asyncio.Event, assembly: Assembly, config: ServerConfig) -> None:
-    """Wait for the end; every now and then remove what retention says."""
-    while not stopping.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), RETENTION_EVERY)
-        if not stopping.is_set():
-            try:
-                await assembly.coordinator.clean(config.keep())
-            except CorralError as error:
-                log.warning("old runs could not be removed: %s", error)
-
-
-def _check_root(config: ServerConfig, options: ServerOptions) -> bool:
-    """Whether each agent gets a uid of its own.
-
-    :raises RootJobs: a pool's jobs would run as root.
-    """
-    if os.geteuid() != 0:
-        return False
-    if config.allow_root or options.allow_root:
-        return False
-    rooted = [pool.name for pool in config.pools if pool.user == "root"]
-    if rooted:
-        raise RootJobs(
-            f"jobs of pool {rooted[0]} would run as root; name another user, or set allow_root: true "
-            "if everything that runs here is trusted with this machine"
-        )
-    return True
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """``HOST:PORT``. :raises PermanentError: it is not."""
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise PermanentError(f"{text!r} is not HOST:PORT, for example {DEFAULT_LISTEN}")
-    return host, int(port)
-
-
-def _reachable(name: tuple[object, ...]) -> tuple[str, object]:
-    """Where local agents dial a listener that may be bound to every address."""
-    host = str(name[0])
-    if host in ("0.0.0.0", ""):
-        host = "127.0.0.1"
-    elif ":" in host:
-        host = "[::1]" if host == "::" else f"[{host}]"
-    return host, name[1]
-
-
-def _stop_on_signals() -> asyncio.Event:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    return stopping
+        await assembly.coordinator.clean(keep)
+    except CorralError as error:
+        log.warning("old runs could not be removed: %s", error)

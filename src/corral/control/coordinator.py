@@ -474,19 +474,20 @@ class Coordinator:
         await self.sessions.serve(link)
 
     async def secrets_of(self, job_id: JobId, run_id: RunId) -> dict[str, str]:
-        """Those that the job declares. :raises SecretUnavailable: one cannot be opened."""
+        """Those that the job's agent is given. :raises SecretUnavailable: one cannot be opened."""
         job, sealed = await self._db.read(lambda c: _sealed(c, job_id, run_id))
         if job is None:
             return {}
-        missing = [name for name in job.spec.secrets if name not in sealed]
+        names = job.spec.needed_secrets()
+        missing = [name for name in names if name not in sealed]
         if missing:
             raise SecretUnavailable(f"the secret {missing[0]!r} is not stored any more")
-        return {name: self._sealer.open(sealed[name], f"{run_id}/{name}").reveal() for name in job.spec.secrets}
+        return {name: self._sealer.open(sealed[name], f"{run_id}/{name}").reveal() for name in names}
 
 
 def _sealed(connection: Connection, job_id: JobId, run_id: RunId) -> tuple[Job | None, dict[str, bytes]]:
     job = jobs.get(connection, job_id)
-    return job, secrets.of_run(connection, run_id) if job is not None and job.spec.secrets else {}
+    return job, secrets.of_run(connection, run_id) if job is not None and job.spec.needed_secrets() else {}
 
 
 def _parse_cursor(cursor: str) -> tuple[int, str] | None:

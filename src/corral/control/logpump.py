@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From one session's log frames to the log store: coalesced, in order, acknowledged when durable.
 
-A store that cannot take it now is asked again; meanwhile the session's budget fills up, the connection is not read
-any more, and the job that prints is slowed. Nothing is dropped.
+A store that cannot take it now is asked again; meanwhile an agent sends no more than its window, keeps the rest on its
+disk, and slows the job when that is full. The line is read on, so heartbeats are answered. Nothing is dropped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from corral.model.errors import Refused, TemporaryError
 from corral.model.ids import JobId
 from corral.runtime.clock import Clock
 from corral.store.interface import LogKey, LogStore
-from corral.wire.messages import Log, LogAck
+from corral.wire.agent import LOG_WINDOW
+from corral.wire.messages import LOG_CHUNK_LIMIT, Log, LogAck
 
 log = logging.getLogger(__name__)
 
-BUDGET = 4 * 1024 * 1024
-"""Bytes that one session may have on the way to the store."""
+BUDGET = LOG_WINDOW + LOG_CHUNK_LIMIT
+"""Bytes that one session may have on the way to the store; beyond them it is not read. More than an agent sends without
+an acknowledgement: heartbeats stuck behind its log would go unanswered, and a job whose agent is not answered is killed
+before its time to be tried again elsewhere."""
 APPEND_LIMIT = 1024 * 1024
 """Bytes of one append."""
 RETRY_PAUSE = 0.5
@@ -50,6 +53,7 @@ class LogPump:
         self._work = asyncio.Event()
         self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._broken: Exception | None = None
         self.stalled = False
         """True while the store does not accept."""
 
@@ -57,17 +61,26 @@ class LogPump:
         self._task = asyncio.create_task(self._loop(), name="log-pump")
 
     async def put(self, key: LogKey, message: Log) -> None:
-        """Take one frame; waits while the budget is used up."""
-        while self._pending >= BUDGET:
+        """Take one frame; waits while the budget is used up.
+
+        :raises CorralError: the store failed for good: nothing more will be stored over this pump.
+        """
+        while self._pending >= BUDGET and self._broken is None:
             await self._wait_progress()
+        self._check()
         self._queue.append(_Chunk(key=key, offset=message.offset, data=message.data, time=message.time))
         self._pending += len(message.data)
         self._work.set()
 
     async def drained(self) -> None:
-        """Return when everything put so far is stored."""
-        while self._queue or self._pending:
+        """Return when everything put so far is stored. :raises CorralError: as :meth:`put`."""
+        while self._pending and self._broken is None:
             await self._wait_progress()
+        self._check()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -81,14 +94,22 @@ class LogPump:
         await self._progress.wait()
 
     async def _loop(self) -> None:
-        while True:
-            while not self._queue:
-                self._work.clear()
-                await self._work.wait()
-            chunk, taken = self._coalesce()
-            await self._store(chunk)
-            self._pending -= taken
+        try:
+            while True:
+                while not self._queue:
+                    self._work.clear()
+                    await self._work.wait()
+                await self._store_next()
+        except Exception as error:
+            # Whoever waits here has to hear of it: a session that goes on without its pump would wait for ever.
+            self._broken = error
             self._progress.set()
+
+    async def _store_next(self) -> None:
+        chunk, taken = self._coalesce()
+        await self._store(chunk)
+        self._pending -= taken
+        self._progress.set()
 
     def _coalesce(self) -> tuple[_Chunk, int]:
         """The longest run of adjoining frames of one step at the front, as one chunk."""

@@ -113,7 +113,7 @@ def _environment(run: Run, job: Job, needs: dict[str, NeedResult]) -> dict[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """``secrets``: the names that the job declares."""
+    """``secrets``: the names of those that its agent gets."""
 
     run_id: RunId
     secrets: tuple[str, ...]
@@ -127,14 +127,14 @@ def accept(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: in
         return None
     limit = now(connection) + int((job.spec.timeout + DEADLINE_MARGIN) * SECOND)
     started = jobs.advance(
-        connection, job, JobEvent.START, tries=job.tries + 1, offers=0, started_at=NOW, deadline_at=limit
+        connection, job, JobEvent.START, tries=job.tries + 1, offers=0, creates=0, started_at=NOW, deadline_at=limit
     )
     if not started or not jobs.advance_attempt(connection, row, AttemptEvent.START):
         raise Conflict("the job changed while its offer was accepted")
     agents.answered(connection, agent_id)
     runs.started(connection, job.run_id)
     wake.runs.add(job.run_id)
-    return Taken(run_id=job.run_id, secrets=job.spec.secrets)
+    return Taken(run_id=job.run_id, secrets=job.spec.needed_secrets())
 
 
 def decline(
@@ -144,6 +144,7 @@ def decline(
     row = jobs.attempt(connection, job_id, attempt)
     if row is not None and row.agent_id == agent_id and row.state is AttemptState.OFFERED:
         settle.withdraw(connection, row, reason, wake)
+        agents.answered(connection, agent_id)
     if leaving:
         agents.cordon(connection, agent_id, ReleaseReason.DRAIN)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -13,7 +14,7 @@ from corral.control.settle import Wake
 from corral.decide.scaling import ReleaseReason
 from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId, RunId
-from corral.model.labels import Labels
+from corral.model.labels import Labels, label_fault
 from corral.model.records import Agent, Attempt, Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, AgentState, AttemptState, ProvisionEvent, ProvisionState
@@ -70,21 +71,21 @@ class Registered:
 def register(connection: Connection, hello: Hello, coordinator_id: str) -> Registered | Turned:
     """:raises Conflict: the rows changed meanwhile; run it again."""
     agent_id = AgentId(hello.agent_id)
-    if hello.protocol != PROTOCOL:
-        message = f"this coordinator speaks protocol {PROTOCOL}, the agent {hello.protocol}: use matching releases"
-        return Turned(code=RefusedCode.PROTOCOL, message=message)
     agent = agents.get(connection, agent_id)
     if agent is None:
-        return Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+        return _unknown()
     provision = agents.provision(connection, agent_id)
-    if agent.key_digest is None or agent.key_digest != digest(hello.key):
-        turned = _redeem(connection, hello, agent, provision)
-        if turned is not None:
-            return turned
+    turned = _verify(connection, hello, agent, provision)
+    if turned is not None:
+        return turned
     agents.knock(connection, agent_id)
     turned = _gone(connection, agent, provision)
     if turned is not None:
         return turned
+    if hello.protocol != PROTOCOL:
+        # Told only after the credential was verified: a knock is a knock, and no limiter counts it.
+        message = f"this coordinator speaks protocol {PROTOCOL}, the agent {hello.protocol}: use matching releases"
+        return Turned(code=RefusedCode.PROTOCOL, message=message, verified=True)
     if agent.state is AgentState.ONLINE and agent.boot_id != hello.boot_id:
         message = "another process is connected as this agent; it must end first"
         return Turned(code=RefusedCode.IN_USE, message=message, retry_after=IN_USE_RETRY, verified=True)
@@ -99,17 +100,24 @@ def register(connection: Connection, hello: Hello, coordinator_id: str) -> Regis
 # --- who is it ---------------------------------------------------------------------------------------------
 
 
-def _redeem(connection: Connection, hello: Hello, agent: Agent, provision: Provision | None) -> Turned | None:
-    """Bind the key by the claim, once; None: it is bound."""
-    unknown = Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+def _unknown() -> Turned:
+    return Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+
+
+def _verify(connection: Connection, hello: Hello, agent: Agent, provision: Provision | None) -> Turned | None:
+    """By key or by claim; None: it is this agent, and its key is bound (an agent of another protocol binds none)."""
+    if agent.key_digest is not None and hmac.compare_digest(agent.key_digest, digest(hello.key)):
+        return None
     if not hello.claim_code:
-        return unknown
+        return _unknown()
     claim = digest(hello.claim_code)
     owner = agents.claim_owner(connection, claim)
     if owner is None or owner[0] != agent.id or provision is None:
-        return unknown
+        return _unknown()
     if provision.state is not ProvisionState.REQUESTED:
         return _ended_claim(connection, provision, spent=owner[1] is not None)
+    if hello.protocol != PROTOCOL:
+        return None
     if not agents.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
         return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
     return None
@@ -118,7 +126,7 @@ def _redeem(connection: Connection, hello: Hello, agent: Agent, provision: Provi
 def _ended_claim(connection: Connection, provision: Provision, *, spent: bool) -> Turned:
     ended = provision.released_at or provision.adopted_at or provision.requested_at
     if now(connection) - ended > CLAIM_MEMORY:
-        return Turned(code=RefusedCode.UNKNOWN, message="no such agent, claim or key")
+        return _unknown()
     if provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
         agents.knock(connection, provision.agent_id)
     if spent:
@@ -128,12 +136,15 @@ def _ended_claim(connection: Connection, provision: Provision, *, spent: bool) -
 
 def _gone(connection: Connection, agent: Agent, provision: Provision | None) -> Turned | None:
     """An instance accounted as gone that knocks exists after all: it goes back to being destroyed."""
+    unwanted = Turned(
+        code=RefusedCode.GONE, message="this instance is not wanted any more and is being destroyed", verified=True
+    )
     if provision is not None and provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
         agents.advance_provision(connection, provision, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
-        message = "this instance is not wanted any more and is being destroyed"
-        return Turned(code=RefusedCode.GONE, message=message, verified=True)
+        return unwanted
     if agent.state is AgentState.ENDED:
-        return Turned(code=RefusedCode.REVOKED, message="this agent's credential was revoked", verified=True)
+        revoked = Turned(code=RefusedCode.REVOKED, message="this agent's credential was revoked", verified=True)
+        return unwanted if provision is not None else revoked
     return None
 
 
@@ -209,9 +220,12 @@ def _own(stored: Labels) -> Labels:
 
 
 def _fact_labels(hello: Hello) -> Labels:
+    """Only facts that make a label of the right form: one with a blank would be two when it is read from the database
+    again, and the second would be of the agent's own choice."""
     facts = hello.facts
     named = {"corral:os:": facts.os, "corral:arch:": facts.arch, "corral:host:": facts.host}
-    return frozenset((prefix + value).lower() for prefix, value in named.items() if value)
+    made = ((prefix + value).lower() for prefix, value in named.items() if value)
+    return frozenset(label for label in made if label_fault(label) is None and label == label.strip())
 
 
 def _answer(connection: Connection, agent: Agent, held: HeldJob, wake: Wake) -> HeldAnswer:

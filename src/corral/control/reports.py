@@ -6,9 +6,10 @@ A report may come late, twice, or before the answer to the call that caused it; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from sqlalchemy import Connection
 
 from corral.control import settle
@@ -18,7 +19,7 @@ from corral.decide.scaling import ReleaseReason
 from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId
 from corral.model.records import Attempt, Job
-from corral.model.spec import OUTPUT_LIMIT, Reason, Result
+from corral.model.spec import OUTPUT_LIMIT, OUTPUT_VALUE_LIMIT, Reason, Result
 from corral.model.states import ATTEMPT, AttemptEvent, AttemptState, JobEvent, JobState, StepEvent
 from corral.store.repo import agents, jobs, runs
 from corral.store.repo.rows import NOW
@@ -169,7 +170,7 @@ def _finish_step(connection: Connection, job_id: JobId, report: StepFinished, *,
         exit_code=report.exit_code,
         signal=report.signal,
         tries=report.tries,
-        outputs=report.outputs,
+        outputs={} if _outputs_fault(report.outputs) else report.outputs,
         log_size=report.log_size,
         log_digest=report.log_digest,
         log_missing=report.log_dropped,
@@ -184,11 +185,10 @@ def _finish_step(connection: Connection, job_id: JobId, report: StepFinished, *,
 def _finish_job(
     connection: Connection, row: Attempt, report: JobFinished, sequence: int, single_use: bool, applied: Applied
 ) -> None:
-    result, reason, detail = _checked(report)
+    end = _checked(report)
     began = {"began_at": NOW} if row.began_at is None else {}
-    jobs.advance_attempt(
-        connection, row, _ATTEMPT_EVENT[result], reason=reason, detail=detail, sequence=sequence, **began
-    )
+    event = _ATTEMPT_EVENT[end.result]
+    jobs.advance_attempt(connection, row, event, reason=end.reason, detail=end.detail, sequence=sequence, **began)
     cordon = ReleaseReason.JOB_COMPLETE if single_use else None
     agents.unassign(connection, row.agent_id, job_id=row.job_id, attempt=row.number, cordon=cordon)
     applied.finished.append((row.job_id, row.number))
@@ -197,20 +197,31 @@ def _finish_job(
     if job is None or job.attempt != row.number:
         return
     applied.wake.runs.add(job.run_id)
-    _end_or_retry(connection, job, result, reason, detail, report, applied.wake)
+    _end_or_retry(connection, job, end, applied.wake)
 
 
-def _checked(report: JobFinished) -> tuple[Result, Reason, str]:
-    """The agent enforces the limit too; a job does not become green by an agent that does not."""
-    size = sum(len(name) + len(value) for name, value in report.outputs.items())
-    if size > OUTPUT_LIMIT:
-        return Result.FAILED, Reason.OUTPUTS_INVALID, f"outputs have {size} bytes; the limit is {OUTPUT_LIMIT}"
-    return report.result, report.reason, report.detail
+def _checked(report: JobFinished) -> JobFinished:
+    """The agent enforces the limits too; a job does not become green, nor the database large, by one that does not."""
+    fault = _outputs_fault(report.outputs)
+    if not fault:
+        return report
+    return msgspec.structs.replace(
+        report, result=Result.FAILED, reason=Reason.OUTPUTS_INVALID, detail=fault, outputs={}
+    )
 
 
-def _end_or_retry(
-    connection: Connection, job: Job, result: Result, reason: Reason, detail: str, report: JobFinished, wake: Wake
-) -> None:
+def _outputs_fault(outputs: Mapping[str, str]) -> str:
+    """Which limit they exceed, as a sentence; empty: none."""
+    sizes = {name: len(value.encode()) for name, value in outputs.items()}
+    total = sum(len(name.encode()) + size for name, size in sizes.items())
+    if total > OUTPUT_LIMIT:
+        return f"outputs have {total} bytes; the limit is {OUTPUT_LIMIT}"
+    large = [name for name, size in sizes.items() if size > OUTPUT_VALUE_LIMIT]
+    return f"output {large[0]} has {sizes[large[0]]} bytes; the limit is {OUTPUT_VALUE_LIMIT}" if large else ""
+
+
+def _end_or_retry(connection: Connection, job: Job, end: JobFinished, wake: Wake) -> None:
+    result, reason, detail = end.result, end.reason, end.detail
     if job.state is JobState.CANCELLING and result is not Result.SUCCEEDED:
         settle.end_job(connection, job, settle.stopped(job), wake, reason=job.reason, detail=detail)
         return
@@ -225,4 +236,4 @@ def _end_or_retry(
     event = {Result.SUCCEEDED: JobEvent.SUCCEED, Result.SKIPPED: JobEvent.SUCCEED}.get(result, JobEvent.FAIL)
     if result is Result.CANCELLED:
         event = JobEvent.END_CANCELLED
-    settle.end_job(connection, job, event, wake, reason=reason, detail=detail, outputs=report.outputs)
+    settle.end_job(connection, job, event, wake, reason=reason, detail=detail, outputs=end.outputs)

@@ -13,10 +13,11 @@ from sqlalchemy import Connection
 from corral.control import settle
 from corral.control.settle import SECOND, Wake
 from corral.model.errors import Fault, Invalid, NotFound, Refused
+from corral.model.gitsource import git_faults
 from corral.model.ids import RunId
 from corral.model.labels import labels
 from corral.model.records import Job, Run
-from corral.model.spec import JOBS_LIMIT, JobSpec, Reason, Scalar, SourceRef, WorkflowSpec
+from corral.model.spec import JOBS_LIMIT, GitSource, JobSpec, Reason, Scalar, SourceRef, WorkflowSpec
 from corral.model.states import JOB, RUN, JobEvent, JobState
 from corral.model.views import NewRun
 from corral.runtime.chance import Chance, job_id, run_id
@@ -56,8 +57,10 @@ def check(new: NewRun) -> WorkflowSpec:
         for index, name in enumerate(new.jobs)
         if name not in known
     ]
-    selected = select(workflow, new.jobs) if not faults else workflow.jobs
+    chosen = [name for name in new.jobs if name in known]
+    selected = select(workflow, chosen) if chosen or not new.jobs else ()
     faults += missing_secrets(selected, new.secrets)
+    faults += _git_faults(new, selected)
     if new.source is not None and new.source.size < 0:
         faults.append(Fault(path="source.size", message="is negative"))
     count = sum(max(1, len(job.matrix)) for job in selected)
@@ -78,9 +81,32 @@ def missing_secrets(selected: Sequence[JobSpec], given: Mapping[str, str]) -> li
             remedy=f"--secret {name}",
         )
         for job in selected
-        for name in job.secrets
+        for name in job.needed_secrets()
         if name not in given
     ]
+
+
+def _git_faults(new: NewRun, selected: Sequence[JobSpec]) -> list[Fault]:
+    faults = [fault for job in selected if job.git is not None for fault in git_faults(job.git)]
+    if new.git is None:
+        return faults
+    if new.source is not None:
+        faults.append(Fault(path="git", message="an archive is given too", remedy="give one of source and git"))
+    if new.git.credential and new.git.credential not in new.secrets:
+        message = f"the credential {new.git.credential!r} was not given"
+        faults.append(Fault(path="git.credential", message=message, remedy=f"--secret {new.git.credential}"))
+    return [*faults, *git_faults(new.git)]
+
+
+def _with_git(workflow: WorkflowSpec, git: GitSource | None) -> WorkflowSpec:
+    """The workflow whose jobs fetch ``git``, unless they check nothing out or name a source of their own. It is kept
+    with the run, so that a rerun fetches the same."""
+    if git is None:
+        return workflow
+    jobs = tuple(
+        msgspec.structs.replace(job, git=git) if job.checkout and job.git is None else job for job in workflow.jobs
+    )
+    return msgspec.structs.replace(workflow, jobs=jobs)
 
 
 def select(workflow: WorkflowSpec, names: Sequence[str]) -> tuple[JobSpec, ...]:
@@ -141,10 +167,10 @@ def prepare(
     new: NewRun, chance: Chance, seal: Callable[[str, str, RunId], bytes], moment: int, *, original: str = ""
 ) -> Prepared:
     """:raises Invalid: see :func:`check`. ``seal(name, value, run id)`` makes a secret storable."""
-    workflow = check(new)
+    workflow = _with_git(check(new), new.git)
     selected = select(workflow, new.jobs)
     identity = run_id(chance)
-    declared = {name for job in selected for name in job.secrets}
+    declared = {name for job in selected for name in job.needed_secrets()}
     return Prepared(
         id=identity,
         project=new.project,
@@ -196,11 +222,16 @@ def again(run: Run, before: Sequence[Job], prepared: Prepared, *, failed_only: b
     """The same run once more; ``failed_only`` keeps what succeeded, with its outputs."""
     if not failed_only:
         return prepared
-    kept = {job.name: job for job in before if job.state is JobState.SUCCEEDED}
+    kept = {_identity(job.base, job.matrix): job for job in before if job.state is JobState.SUCCEEDED}
     if len(kept) == len(before):
         raise Refused(f"run {run.id} has no job that did not succeed; rerun all of it instead")
-    rows = tuple(_kept(row, kept.get(row["name"]), run.id) for row in prepared.rows)
+    rows = tuple(_kept(row, kept.get(_identity(row["base"], row["matrix"])), run.id) for row in prepared.rows)
     return replace(prepared, rows=rows)
+
+
+def _identity(base: str, matrix: Mapping[str, Scalar]) -> tuple[str, bytes]:
+    """Names will not do: the combinations of ``1`` and ``"1"`` read alike."""
+    return base, msgspec.json.encode(matrix)
 
 
 def _kept(row: dict[str, Any], job: Job | None, original: RunId) -> dict[str, Any]:

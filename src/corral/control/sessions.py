@@ -369,7 +369,9 @@ class Session:
             beat = self._protocol.heartbeat_due(now)
             if beat is not None:
                 self.send(beat)
-            await self._s.clock.sleep(max(0.05, self._protocol.next_deadline() - now))
+            # Never past a heartbeat: registering makes the next deadline an earlier one than that of the hello.
+            longest = self._s.settings.heartbeat_interval
+            await self._s.clock.sleep(min(longest, max(0.05, self._protocol.next_deadline() - now)))
 
     async def _read(self) -> None:
         while True:
@@ -566,7 +568,9 @@ class Session:
         await self._apply([report], lost)
 
     async def _await_logs(self, report: JobFinished) -> list[Loss]:
-        """Until everything the agent printed is stored; what is given up."""
+        """Until everything the agent printed is stored; what is given up. A store that does not accept is waited for
+        too, but no longer than an agent without any coordinator would be."""
+        last = self._s.clock.monotonic() + self._s.settings.stranded_after
         while True:
             self._log_grew.clear()
             missing = await self._missing(report)
@@ -575,7 +579,7 @@ class Session:
             try:
                 await asyncio.wait_for(self._log_grew.wait(), FLUSH_GRACE)
             except TimeoutError:
-                if not self._pump.stalled:
+                if not self._pump.stalled or self._s.clock.monotonic() >= last:
                     return missing
 
     async def _missing(self, report: JobFinished) -> list[Loss]:
@@ -635,7 +639,12 @@ class Session:
                 await self._seal_log(LogKey(run_id=run_id, job_id=job_id, attempt=attempt, step=step.number), step)
 
     async def _seal_log(self, key: LogKey, step: Step) -> None:
-        info = await self._s.logs.finish(key, step.log_missing)
+        try:
+            info = await self._s.logs.finish(key, step.log_missing)
+        except TemporaryError as error:
+            # Readers know from the step's record where the log ends.
+            log.warning("log of %s step %d cannot be closed: %s", key.job_id, key.step, error)
+            return
         if step.log_digest and info.digest != step.log_digest:
             log.warning("log of %s step %d is not what its agent says it printed", key.job_id, key.step)
             await self._s.database.write(lambda c: run_rows.mark_log_incomplete(c, key.run_id))

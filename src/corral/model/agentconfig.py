@@ -6,6 +6,8 @@ The backend writes it; the agent removes it once its key is bound (``config_ack`
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 
@@ -27,7 +29,17 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     grant_fd: int = -1
     inherit_env: tuple[str, ...] = ()
     spool_limit: int = 256 * 1024 * 1024
-    """Bytes of unacknowledged log kept on disk before the step's pipe is not read any more."""
+    """Bytes of unacknowledged log kept on disk; ``spool_full`` says what happens beyond."""
+    spool_full: Literal["pause", "drop"] = "pause"
+    """``pause``: the step's pipe is not read, so the step waits and nothing is lost. ``drop``: what it prints is not
+    kept but counted, and the log says how much."""
+    min_free: int = 1024**3
+    """Bytes that have to be free in ``work_dir`` for a job to be taken."""
+    source_cache_limit: int = 4 * 1024**3
+    python_cache_limit: int = 8 * 1024**3
+    """Bytes of source archives and of Python environments kept in ``cache_dir``."""
+    git_protocols: tuple[str, ...] = ("https", "ssh")
+    """How git sources may be fetched: also ``http`` and ``file``, where somebody decided so."""
 
 
 DEFAULT_INHERIT_ENV = (

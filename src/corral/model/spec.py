@@ -108,11 +108,21 @@ class PythonSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     requirements: tuple[str, ...] = ()
 
 
+class GitSource(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A commit that the agent itself fetches (``corral.model.gitsource`` says what is allowed). ``commit``: its full
+    hash. ``credential``: the name of the secret that the repository asks for, empty: it asks for none."""
+
+    url: str
+    commit: str
+    credential: str = ""
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job before matrix expansion. ``matrix`` lists the combinations; empty means one job without any.
 
     ``condition`` is evaluated by the server when all needs are met; empty means "all edges are satisfied".
-    ``secrets`` are the names this job may see. ``on_lost`` None: never started → queued again, started → lost.
+    ``secrets`` are the names this job's steps may see. ``git``: fetched instead of the run's archive.
+    ``on_lost`` None: never started → queued again, started → lost.
     """
 
     name: str
@@ -137,8 +147,14 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     shell: tuple[str, ...] = ()
     python: PythonSpec | None = None
     checkout: bool = True
+    git: GitSource | None = None
     file: str = ""
     line: int = 0
+
+    def needed_secrets(self) -> tuple[str, ...]:
+        """Names of all that its agent is given: what the steps see, and what fetching its source takes."""
+        credential = self.git.credential if self.git is not None and self.checkout else ""
+        return (*self.secrets, credential) if credential and credential not in self.secrets else self.secrets
 
 
 class WorkflowSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

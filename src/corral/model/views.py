@@ -10,7 +10,7 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from corral.model.spec import Lock, Scalar, SourceRef
+from corral.model.spec import GitSource, Lock, Scalar, SourceRef
 
 T = TypeVar("T")
 
@@ -103,11 +103,13 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 class NewRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``jobs``: names to run (with all they need), empty: all. ``secrets`` are kept only while jobs are unfinished."""
+    """``jobs``: names to run (with all they need), empty: all. ``secrets`` are kept only while jobs are unfinished.
+    The source is an archive that was uploaded (``source``), a commit that agents fetch (``git``), or nothing."""
 
     lock: Lock
     workflow: str
     source: SourceRef | None = None
+    git: GitSource | None = None
     title: str = ""
     jobs: tuple[str, ...] = ()
     env: dict[str, str] = {}

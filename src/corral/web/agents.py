@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -33,6 +32,8 @@ class SocketLink:
         self._send = send
         self._closed = False
         self._close_code = 0
+        self._reader: asyncio.Task[Any] | None = None
+        self._cutting: asyncio.Task[Any] | None = None
 
     async def send(self, frame: bytes) -> None:
         self._check()
@@ -45,7 +46,14 @@ class SocketLink:
 
     async def receive(self) -> bytes:
         self._check()
-        message = await self._receive()
+        self._reader = asyncio.current_task()
+        try:
+            message = await self._receive()
+        except asyncio.CancelledError:
+            self._raise_if_cut()
+            raise
+        finally:
+            self._reader = None
         if message["type"] == "websocket.disconnect":
             self._closed = True
             self._close_code = int(str(message.get("code") or 0))
@@ -61,8 +69,25 @@ class SocketLink:
             return
         self._closed, self._close_code = True, code
         frame: Any = {"type": "websocket.close", "code": code, "reason": fit_reason(reason)}
-        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+        try:
             await asyncio.wait_for(self._send(frame), CLOSE_PATIENCE)
+        except TimeoutError:
+            self._cut()
+        except (OSError, RuntimeError):
+            return
+
+    def _cut(self) -> None:
+        """The other side reads nothing, so it will not answer the close either: end the reading from here."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._cutting = reader
+            reader.cancel()
+
+    def _raise_if_cut(self) -> None:
+        cut, self._cutting = self._cutting, None
+        if cut is not None:
+            cut.uncancel()
+            raise LinkClosed("the agent's connection was cut", close_code=self._close_code) from None
 
     def _check(self) -> None:
         if self._closed:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,12 +11,11 @@ import msgspec
 from litestar import Request
 
 from corral.model.errors import Fault, Invalid, TooLarge
+from corral.runtime.schema import dotted, misfits, nearest
 from corral.web.problems import Malformed
 
 BODY_LIMIT = 8 * 1024 * 1024
 """Bytes of a JSON body: a lock file with 1024 jobs fits many times."""
-FAULTS_LIMIT = 100
-"""Faults listed of one body; more help nobody and cost time."""
 
 
 async def limited(request: Request[Any, Any, Any], limit: int, what: str) -> AsyncIterator[bytes]:
@@ -66,43 +63,9 @@ def _fault_of(error: msgspec.ValidationError) -> Fault:
 
 
 def faults_of(raw: bytes, kind: type[Any]) -> list[Fault]:
-    """Every fault of a JSON document against ``kind``, in order of place; at most :data:`FAULTS_LIMIT`."""
-    # Imported only when somebody sent something wrong: it costs a tenth of a second.
-    from jsonschema import Draft202012Validator
-
-    validator = Draft202012Validator(msgspec.json.schema(kind))
-    found = itertools.islice(validator.iter_errors(msgspec.json.decode(raw)), FAULTS_LIMIT)
-    return sorted({fault for error in found for fault in _faults_from(error)})
-
-
-def _faults_from(error: Any) -> Iterable[Fault]:
-    path = _place(error.absolute_path)
-    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        known = list(error.schema.get("properties", {}))
-        for name in sorted(set(error.instance) - set(known)):
-            yield Fault(path=path, message=f"no field {name!r} here", remedy=_nearest(name, known))
-    elif error.validator == "required":
-        missing = [name for name in error.validator_value if name not in error.instance]
-        for name in missing:
-            yield Fault(path=path, message=f"field {name!r} is missing")
-    else:
-        yield Fault(path=path, message=_short(error.message))
-
-
-def _place(path: Iterable[str | int]) -> str:
-    text = "$"
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text
-
-
-def _short(message: str, limit: int = 300) -> str:
-    return message if len(message) <= limit else message[:limit] + "…"
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(known)) or 'no fields'}"
+    """Every fault of a JSON document against ``kind``, in order of place."""
+    found = misfits(msgspec.json.decode(raw), kind)
+    return sorted(Fault(path=dotted(("$", *each.path)), message=each.message, remedy=each.remedy) for each in found)
 
 
 def read_query(raw: bytes, kind: type[Any]) -> Any:
@@ -112,7 +75,7 @@ def read_query(raw: bytes, kind: type[Any]) -> Any:
     faults: list[Fault] = []
     for name, text in _pairs(raw):
         if name not in fields:
-            faults.append(Fault(path=name, message="no such query parameter", remedy=_nearest(name, list(fields))))
+            faults.append(Fault(path=name, message="no such query parameter", remedy=nearest(name, list(fields))))
         elif name in values:
             faults.append(Fault(path=name, message="given twice"))
         else:

@@ -9,10 +9,11 @@ type that the first version does not know is sent only after its capability was 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from corral.model.spec import JobOrder, Reason, Result
+from corral.model.spec import STEPS_LIMIT, JobOrder, Reason, Result
 
 PROTOCOL = 1
 SUBPROTOCOL = "corral.agent.v1"
@@ -27,6 +28,13 @@ AGENT_DEAD_AFTER = 60.0
 """Seconds without any byte after which a session is dead, on either side."""
 DISPATCH_ACK_TIMEOUT = 10.0
 """Seconds an agent has to answer an offer."""
+
+# Bounds of what is stored or counted: a frame with a number outside them is no message.
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StepNumber = Annotated[int, Meta(ge=0, lt=STEPS_LIMIT)]
+Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+Moment = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+ExitNumber = Annotated[int, Meta(ge=-(2**31), le=2**32)]
 
 
 class HeldState(StrEnum):
@@ -66,15 +74,15 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LogPosition(Struct, frozen=True, kw_only=True, array_like=True):
     """``offset``: from the agent, the end of what it holds; from the coordinator, what is stored."""
 
-    step: int
-    offset: int
+    step: StepNumber
+    offset: Bytes
 
 
 class HeldJob(Struct, frozen=True, kw_only=True):
     job_id: str
-    attempt: int
+    attempt: Count
     state: HeldState
-    sequence: int
+    sequence: Count
     """Highest report made."""
     logs: tuple[LogPosition, ...] = ()
 
@@ -83,9 +91,9 @@ class JobAnswer(Struct, frozen=True, kw_only=True):
     """``sequence``: the highest report stored; the agent sends what lies above. ``logs``: offsets stored."""
 
     job_id: str
-    attempt: int
+    attempt: Count
     action: Action
-    sequence: int = 0
+    sequence: Count = 0
     logs: tuple[LogPosition, ...] = ()
     secrets: dict[str, str] = {}
 
@@ -116,57 +124,57 @@ class ConfigAck(Struct, frozen=True, kw_only=True, tag="config_ack"):
 
 class Accept(Struct, frozen=True, kw_only=True, tag="accept"):
     job_id: str
-    attempt: int
+    attempt: Count
 
 
 class Decline(Struct, frozen=True, kw_only=True, tag="decline"):
     job_id: str
-    attempt: int
+    attempt: Count
     reason: DeclineReason
     detail: str = ""
 
 
 class JobStarted(Struct, frozen=True, kw_only=True, tag="job_started"):
     job_id: str
-    attempt: int
-    sequence: int
-    time: int
+    attempt: Count
+    sequence: Count
+    time: Moment
 
 
 class StepStarted(Struct, frozen=True, kw_only=True, tag="step_started"):
     job_id: str
-    attempt: int
-    sequence: int
-    step: int
-    time: int
+    attempt: Count
+    sequence: Count
+    step: StepNumber
+    time: Moment
 
 
 class StepFinished(Struct, frozen=True, kw_only=True, tag="step_finished"):
     """``log_size`` and ``log_digest`` (SHA-256, hex) say what the whole log of the step is."""
 
     job_id: str
-    attempt: int
-    sequence: int
-    step: int
-    time: int
+    attempt: Count
+    sequence: Count
+    step: StepNumber
+    time: Moment
     result: Result
     reason: Reason = Reason.NONE
     detail: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
-    tries: int = 1
+    exit_code: ExitNumber | None = None
+    signal: ExitNumber | None = None
+    tries: Count = 1
     outputs: dict[str, str] = {}
-    log_size: int = 0
+    log_size: Bytes = 0
     log_digest: str = ""
-    log_dropped: int = 0
+    log_dropped: Bytes = 0
     """Bytes that the limit or a full spool cost, stated, never silent."""
 
 
 class JobFinished(Struct, frozen=True, kw_only=True, tag="job_finished"):
     job_id: str
-    attempt: int
-    sequence: int
-    time: int
+    attempt: Count
+    sequence: Count
+    time: Moment
     result: Result
     reason: Reason = Reason.NONE
     detail: str = ""
@@ -178,10 +186,10 @@ class Log(Struct, frozen=True, kw_only=True, tag="log"):
     """At most :data:`LOG_CHUNK_LIMIT` bytes of one step's log, as they were printed (after masking)."""
 
     job_id: str
-    attempt: int
-    step: int
-    offset: int
-    time: int
+    attempt: Count
+    step: StepNumber
+    offset: Bytes
+    time: Moment
     data: bytes
 
 
@@ -215,7 +223,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
-    session: int
+    session: Count
     coordinator_urls: tuple[str, ...]
     heartbeat_interval: float
     limits: Limits
@@ -260,7 +268,7 @@ class Offer(Struct, frozen=True, kw_only=True, tag="offer"):
     """Nothing may be touched before ``start``. ``deadline`` in seconds from receipt."""
 
     job_id: str
-    attempt: int
+    attempt: Count
     order: JobOrder
     deadline: float = DISPATCH_ACK_TIMEOUT
 
@@ -269,12 +277,12 @@ class Withdraw(Struct, frozen=True, kw_only=True, tag="withdraw"):
     """An offer, accepted or not, that will not be started."""
 
     job_id: str
-    attempt: int
+    attempt: Count
 
 
 class Start(Struct, frozen=True, kw_only=True, tag="start"):
     job_id: str
-    attempt: int
+    attempt: Count
     secrets: dict[str, str] = {}
 
 
@@ -282,7 +290,7 @@ class Cancel(Struct, frozen=True, kw_only=True, tag="cancel"):
     """SIGINT, cleanup, then SIGKILL after ``grace`` seconds; ``force``: SIGKILL at once."""
 
     job_id: str
-    attempt: int
+    attempt: Count
     reason: Reason = Reason.CANCELLED
     grace: float = 10.0
     force: bool = False
@@ -292,16 +300,16 @@ class LogAck(Struct, frozen=True, kw_only=True, tag="log_ack"):
     """Everything below ``offset`` is on stable storage."""
 
     job_id: str
-    attempt: int
-    step: int
-    offset: int
+    attempt: Count
+    step: StepNumber
+    offset: Bytes
 
 
 class FinishedAck(Struct, frozen=True, kw_only=True, tag="finished_ack"):
     """The end is committed and the log stored (or its loss stated): the agent forgets the job."""
 
     job_id: str
-    attempt: int
+    attempt: Count
 
 
 class Drain(Struct, frozen=True, kw_only=True, tag="drain"):

@@ -10,7 +10,6 @@ hand-over would cost more than it saves.
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
 from dataclasses import replace
 
@@ -152,7 +151,7 @@ class Reader:
 
     async def _rest(self) -> None:
         if self._file is not None:
-            self._seat.arm(self._file.fd)
+            self._seat.arm(self._file.fd, self._file.offset)
             # A write between the last read and the arming would wake nobody.
             if self._grew():
                 await asyncio.sleep(0)
@@ -313,15 +312,6 @@ class Reader:
             self._file = None
 
     # -- what the watcher asks -------------------------------------------------------------------
-
-    def glance(self) -> bool:
-        """True where the size changed, or where only a full look can say."""
-        # Called 10,000 times a second where 1,000 tails are polled: no call more than needed.
-        file = self._file
-        try:
-            return file is None or os.lseek(file.fd, 0, os.SEEK_END) != file.offset
-        except OSError:
-            return True
 
     def look(self) -> bool:
         """True where the size changed, or another file (or none) stands at the path than before."""

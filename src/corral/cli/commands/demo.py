@@ -48,7 +48,7 @@ def command(
     Ctrl-C cancels, twice kills.
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
-    from corral.cli.wiring import default_state_dir
+    from corral.cli.statedir import default_state_dir
 
     with (
         ending_cleanly(),

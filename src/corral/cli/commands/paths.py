@@ -25,19 +25,19 @@ def command(context: typer.Context, state_dir: StateDir = None, as_json: AsJson 
 
 
 def _places(state_dir: Path | None) -> dict[str, tuple[Path, str]]:
-    from corral.cli import wiring
+    from corral.cli import statedir
 
-    state = (state_dir or wiring.default_state_dir()).absolute()
+    state = (state_dir or statedir.default_state_dir()).absolute()
     return {
         "state": (state, "everything that a coordinator on this machine keeps"),
-        "database": (state / wiring.DATABASE, "runs, jobs, agents, tokens (as hashes)"),
-        "logs": (state / wiring.LOGS, "logs of the steps, compressed"),
-        "sources": (state / wiring.SOURCES, "source archives of the runs"),
-        "work": (state / wiring.WORK, "work directories of running agents"),
-        "cache": (state / wiring.CACHE, "caches of the pools"),
-        "key": (state / wiring.KEY_FILE, "the key of the secrets of unfinished jobs"),
-        "server": (state / wiring.SERVER_FILE, "where the coordinator that holds this directory listens"),
-        "admin-token": (state / wiring.TOKEN_FILE, "the first admin token"),
+        "database": (state / statedir.DATABASE, "runs, jobs, agents, tokens (as hashes)"),
+        "logs": (state / statedir.LOGS, "logs of the steps, compressed"),
+        "sources": (state / statedir.SOURCES, "source archives of the runs"),
+        "work": (state / statedir.WORK, "work directories of running agents"),
+        "cache": (state / statedir.CACHE, "caches of the pools"),
+        "key": (state / statedir.KEY_FILE, "the key of the secrets of unfinished jobs"),
+        "server": (state / statedir.SERVER_FILE, "where the coordinator that holds this directory listens"),
+        "admin-token": (state / statedir.TOKEN_FILE, "the first admin token"),
         "config": (config_dir(), "settings of the command line"),
         "credentials": (credentials_file(), "tokens saved by corral login"),
     }

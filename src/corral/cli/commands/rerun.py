@@ -43,7 +43,7 @@ def command(
     """
     from corral.cli.executing import follow_there, run_here
     from corral.cli.inputs import secrets
-    from corral.cli.wiring import default_state_dir
+    from corral.cli.statedir import default_state_dir
 
     how = Rerun(failed_only=failed, secrets=secrets(secret or ()))
 

@@ -53,7 +53,7 @@ def command(
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
     from corral.cli.inputs import secrets, variables
-    from corral.cli.wiring import default_state_dir
+    from corral.cli.statedir import default_state_dir
 
     wanted = Wanted(
         path=path,

@@ -34,7 +34,8 @@ def command(
     Its agents go on with their jobs, and find the next coordinator.
     """
     from corral.cli.config import load_config
-    from corral.cli.wiring import ServerOptions, default_state_dir, serve_forever
+    from corral.cli.serving import ServerOptions, serve_forever
+    from corral.cli.statedir import default_state_dir
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -249,7 +249,11 @@ def claim_owner(connection: Connection, digest: str) -> tuple[AgentId, str | Non
 
 
 def redeem(connection: Connection, *, digest: str, agent_id: AgentId, key_digest: str) -> bool:
-    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again."""
+    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again.
+    False also where another agent has this key."""
+    others = select(agents.c.id).where(agents.c.key_digest == key_digest, agents.c.id != agent_id)
+    if connection.execute(others).first() is not None:
+        return False
     done = connection.execute(
         update(claims)
         .where(

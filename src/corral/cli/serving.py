@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``corral server``: a coordinator of its own process, from the first check to the last farewell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.cli.config import ServerConfig, default_config
+from corral.cli.statedir import prepare_state_dir
+from corral.cli.wiring import Assembly, assemble, publish, tidy
+from corral.model.errors import PermanentError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LISTEN = "127.0.0.1:7420"
+SHUTDOWN_GRACE = 30.0
+
+
+class RootJobs(PermanentError):
+    """Jobs would run as root and nobody said that they may."""
+
+    code = "root_jobs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    state_dir: Path
+    listen: str = ""
+    config: ServerConfig | None = None
+    allow_root: bool = False
+    on_ready: Callable[[str], None] = lambda url: None
+
+
+async def serve_forever(options: ServerOptions) -> None:
+    """Run a coordinator until SIGTERM or SIGINT; agents and their wardens go on after it.
+
+    :raises CorralError: it cannot start; the message says why and what to do.
+    """
+    from corral.web.app import create_app
+    from corral.web.listen import bind
+    from corral.web.serve import WebServer
+
+    config = options.config or default_config()
+    slots = _check_root(config, options)
+    host, port = parse_listen(options.listen or config.listen or DEFAULT_LISTEN)
+    directory = prepare_state_dir(options.state_dir, passable=slots)
+    listener = bind(host, port)
+    try:
+        url = "http://{}:{}".format(*_reachable(listener.getsockname()))
+        assembly = await assemble(directory, config, urls=config.urls or (url,), slots=slots)
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        web = WebServer(create_app(assembly.coordinator), [listener])
+        stopping = _stop_on_signals()
+        await assembly.coordinator.start()
+        await web.start()
+        await publish(assembly, url)
+        options.on_ready(url)
+        await _retention_until(stopping, assembly, config)
+        log.info("stopping")
+        await assembly.coordinator.stop(SHUTDOWN_GRACE)
+        await web.stop()
+    finally:
+        await assembly.close()
+
+
+RETENTION_EVERY = 600.0
+
+
+async def _retention_until(stopping: asyncio.Event, assembly: Assembly, config: ServerConfig) -> None:
+    """Wait for the end; every now and then remove what retention says."""
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), RETENTION_EVERY)
+        if not stopping.is_set():
+            await tidy(assembly, config.keep())
+
+
+def _check_root(config: ServerConfig, options: ServerOptions) -> bool:
+    """Whether each agent gets a uid of its own.
+
+    :raises RootJobs: a pool's jobs would run as root.
+    """
+    if os.geteuid() != 0:
+        return False
+    if config.allow_root or options.allow_root:
+        return False
+    rooted = [pool.name for pool in config.pools if pool.user == "root"]
+    if rooted:
+        raise RootJobs(
+            f"jobs of pool {rooted[0]} would run as root; name another user, or set allow_root: true "
+            "if everything that runs here is trusted with this machine"
+        )
+    return True
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``HOST:PORT``. :raises PermanentError: it is not."""
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise PermanentError(f"{text!r} is not HOST:PORT, for example {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def _reachable(name: tuple[object, ...]) -> tuple[str, object]:
+    """Where local agents dial a listener that may be bound to every address."""
+    host = str(name[0])
+    if host in ("0.0.0.0", ""):
+        host = "127.0.0.1"
+    elif ":" in host:
+        host = "[::1]" if host == "::" else f"[{host}]"
+    return host, name[1]
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping

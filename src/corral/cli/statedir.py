@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state directory: what lies where in it, and which coordinator holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.model.errors import StoreMisconfigured
+
+DATABASE = "corral.db"
+LOGS = "logs"
+SOURCES = "sources"
+WORK = "work"
+CACHE = "cache"
+KEY_FILE = "secrets.key"
+TOKEN_FILE = "admin.token"
+SERVER_FILE = "server.json"
+
+
+def default_state_dir() -> Path:
+    """``$XDG_STATE_HOME/corral``, or its usual place below the home directory."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "corral"
+
+
+def prepare_state_dir(path: Path, *, passable: bool = False) -> Path:
+    """Made with mode 0700 (``passable``: 0711, so that agents of other users reach their own directories).
+
+    :raises StoreMisconfigured: it cannot be made or written.
+    """
+    path = path.absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.chmod(0o711 if passable else 0o700)
+    except OSError as error:
+        raise StoreMisconfigured(
+            f"cannot use the state directory {path}: {error.strerror}; choose another with --state-dir"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise StoreMisconfigured(f"the state directory {path} is not writable; choose another with --state-dir")
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file of mode 0600 as a whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServer:
+    url: str
+    pid: int
+    token: str
+
+
+def live_server(state_dir: Path) -> LiveServer | None:
+    """The coordinator that holds this state directory now, if one does and lets us in."""
+    try:
+        described = json.loads((state_dir / SERVER_FILE).read_text())
+        token = (state_dir / TOKEN_FILE).read_text().strip()
+        url, pid = str(described["url"]), int(described["pid"])
+        os.kill(pid, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not _holds_lock(state_dir, pid):
+        return None
+    return LiveServer(url=url, pid=pid, token=token)
+
+
+def _holds_lock(state_dir: Path, pid: int) -> bool:
+    """A recycled pid does not hold the database's lock."""
+    try:
+        return int((state_dir / f"{DATABASE}.lock").read_text().strip() or 0) == pid
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents' sessions: who may come in, which of two counts, and what a silent or broken one costs."""
+
+from __future__ import annotations
+
+import hashlib
+
+from corral.control.sessions import FLUSH_GRACE
+from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN
+from corral.model.ids import JobId, RunId
+from corral.wire import close
+from corral.wire.messages import (
+    Cancel,
+    FinishedAck,
+    HeldJob,
+    HeldState,
+    LogAck,
+    LogPosition,
+    Refused,
+    RefusedCode,
+    Welcome,
+    Withdraw,
+)
+from tests.control.rig import Rig, job, token_of, virtual
+
+
+def test_another_process_under_a_live_agents_key_is_told_that_it_is_in_use_and_changes_nothing() -> None:
+    """51, with the right key: also then the one that is there stays."""
+
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token)
+        run = await rig.run()
+        offer = await first.take()
+        second = rig.connect(token)
+        await second.hello()
+        refused = await second.expect(Refused)
+        assert refused.code is RefusedCode.IN_USE
+        assert refused.retry_after > 0
+        assert await second.closed() == close.REFUSED_FOR_NOW
+        await first.finish(offer)
+        await first.expect(FinishedAck)
+        assert await rig.state(run) == "succeeded"
+
+    virtual(scenario)
+
+
+def test_51_a_valid_token_of_another_agent_opens_no_session_as_this_one() -> None:
+    async def scenario(rig: Rig) -> None:
+        mine, other = await rig.token(name="mine"), await rig.token(name="other")
+        first = await rig.online(mine)
+        thief = rig.connect(f"{first.agent_id}.{other.token.partition('.')[2]}")
+        await thief.hello()
+        assert (await thief.expect(Refused)).code is RefusedCode.UNKNOWN
+        assert await thief.closed() == close.REFUSED
+        await first.silent(1.0)
+        assert (await rig.agent(first.agent_id)).state == "online"
+
+    virtual(scenario)
+
+
+def test_57_the_newest_session_of_a_process_wins_and_what_the_older_says_is_refused() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        older = await rig.online(token, boot="same")
+        run = await rig.run()
+        offer = await older.take()
+        # Read, but not written yet when the newer one registers: then it is not the older's to report any more.
+        rig.database.away = True
+        await older.finish(offer)
+        await rig.clock.sleep(0.01)
+        rig.database.away = False
+        newer = rig.connect(token, boot="same")
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.RUNNING, sequence=1)
+        await newer.hello(held)
+        welcome = await newer.expect(Welcome)
+        assert welcome.session == 2
+        assert await older.closed() == close.REPLACED
+        await rig.clock.sleep(10)
+        assert (await rig.job(run)).state == "running"
+        assert (await rig.agent(newer.agent_id)).state == "online"
+        await newer.finish(offer)
+        await newer.expect(FinishedAck)
+        assert await rig.state(run) == "succeeded"
+
+    virtual(scenario)
+
+
+def test_52_a_revoked_token_ends_its_session_and_settles_its_job_at_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        puppet = await rig.online(token)
+        run = await rig.run()
+        await puppet.take()
+        began = rig.loop.time()
+        await rig.coordinator.revoke_token(token_of(token))
+        assert await puppet.closed() == close.REFUSED
+        assert rig.loop.time() - began < 0.1
+        view = await rig.job(run)
+        assert (view.state, view.reason) == ("failed", "agent_lost")
+        again = rig.connect(token)
+        await again.hello()
+        assert (await again.expect(Refused)).code is RefusedCode.REVOKED
+
+    virtual(scenario)
+
+
+def test_53_a_job_that_needs_one_of_a_revoked_agent_does_not_wait_for_it() -> None:
+    from corral.model.spec import NeedSpec
+
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        puppet = await rig.online(token)
+        run = await rig.run(job("a"), job("b", needs=(NeedSpec(job="a"),)))
+        await puppet.take()
+        await rig.coordinator.revoke_token(token_of(token))
+        view = await rig.coordinator.run(RunId(run.id))
+        assert view.state == "failed"
+        assert [each.state for each in view.jobs] == ["failed", "skipped"]
+
+    virtual(scenario)
+
+
+def test_46_an_offer_that_goes_out_on_a_dying_line_is_made_again_to_another_agent() -> None:
+    async def scenario(rig: Rig) -> None:
+        dying = await rig.online(await rig.token(name="dying"))
+        run = await rig.run()
+        dying.wire.half_open()
+        healthy = await rig.online(await rig.token(name="healthy"))
+        offer = await healthy.take(timeout=30)
+        await healthy.finish(offer)
+        await healthy.expect(FinishedAck)
+        view = await rig.job(run)
+        assert view.state == "succeeded"
+        assert [each.state for each in view.attempts] in (["withdrawn", "succeeded"], ["succeeded"])
+        assert rig.loop.time() < 15
+
+    virtual(scenario)
+
+
+def test_54_a_job_lost_with_its_agents_old_process_does_not_take_the_new_processes_job_with_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        old = await rig.online(token, boot="old")
+        first = await rig.run(job("first"))
+        await old.take()
+        old.wire.cut()
+        new = await rig.online(token, boot="new")
+        assert (await rig.job(first)).state == "failed"
+        second = await rig.run(job("second"))
+        offer = await new.take()
+        await rig.clock.sleep(3 * rig.settings.lost_after / 2)
+        assert (await rig.job(second)).state == "running"
+        await new.finish(offer)
+        await new.expect(FinishedAck)
+        assert await rig.state(second) == "succeeded"
+
+    # It answers nothing for three minutes here; that is not what this is about.
+    virtual(scenario, agent_dead_after=600.0, heartbeat_interval=200.0)
+
+
+def test_55_a_cancel_for_an_agent_whose_line_just_ended_reaches_it_on_the_next() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        run = await rig.run()
+        offer = await first.take()
+        first.wire.cut()
+        await rig.coordinator.cancel_run(RunId(run.id))
+        second = rig.connect(token, boot="same")
+        await second.hello(HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.RUNNING, sequence=1))
+        await second.expect(Welcome)
+        assert (await second.expect(Cancel)).grace == CANCEL_GRACE
+
+    virtual(scenario)
+
+
+def test_58_a_reason_longer_than_a_close_frame_holds_is_cut_and_the_close_happens() -> None:
+    assert len(close.fit_reason("ü" * 200).encode()) <= 123
+
+
+def test_r10_a_cancel_that_is_never_confirmed_ends_by_its_own_deadline() -> None:
+    async def scenario(rig: Rig) -> None:
+        puppet = await rig.online(await rig.token())
+        run = await rig.run()
+        offer = await puppet.take()
+        began = rig.loop.time()
+        await rig.coordinator.cancel_run(RunId(run.id))
+        await puppet.expect(Cancel)
+
+        async def ended() -> bool:
+            return await rig.state(run) == "cancelled"
+
+        # Heartbeats go on; it just never says that the job is over.
+        await puppet.silent(CANCEL_GRACE + CANCEL_MARGIN - 1)
+        assert not await ended()
+        await rig.until(ended)
+        assert rig.loop.time() - began < CANCEL_GRACE + CANCEL_MARGIN + 2
+        view = await rig.job(run)
+        assert "did not confirm" in view.detail
+        assert (await rig.agent(puppet.agent_id)).cordon_reason == "unresponsive"
+        # Its late end changes nothing, and it may forget the job.
+        await puppet.finish(offer)
+        await puppet.expect(FinishedAck)
+        assert await rig.state(run) == "cancelled"
+
+    virtual(scenario)
+
+
+def test_g6_a_log_whose_end_never_comes_is_stated_incomplete_and_the_job_ends() -> None:
+    async def scenario(rig: Rig) -> None:
+        puppet = await rig.online(await rig.token())
+        run = await rig.run()
+        offer = await puppet.take()
+        await puppet.print(offer, b"half")
+        await puppet.expect(LogAck)
+        began = rig.loop.time()
+        await puppet.finish(offer, size=10, digest=hashlib.sha256(b"half and so").hexdigest())
+        await puppet.expect(FinishedAck, timeout=FLUSH_GRACE + 10)
+        assert FLUSH_GRACE <= rig.loop.time() - began < FLUSH_GRACE + 2
+        view = await rig.job(run)
+        assert view.state == "succeeded"
+        assert view.steps[0].log_missing == 6
+        assert (await rig.coordinator.run(RunId(run.id))).log_incomplete
+
+    virtual(scenario)
+
+
+def test_g6_a_log_store_that_never_takes_the_rest_holds_the_slot_no_longer_than_the_stranded_window() -> None:
+    async def scenario(rig: Rig) -> None:
+        puppet = await rig.online(await rig.token())
+        run = await rig.run()
+        offer = await puppet.take()
+        rig.logs.available = False
+        await puppet.print(offer, b"nobody takes this")
+        began = rig.loop.time()
+        await puppet.finish(offer, size=17)
+        await puppet.expect(FinishedAck, timeout=rig.settings.stranded_after + FLUSH_GRACE + 60)
+        assert rig.settings.stranded_after <= rig.loop.time() - began <= rig.settings.stranded_after + FLUSH_GRACE + 5
+        assert (await rig.job(run)).steps[0].log_missing == 17
+
+    virtual(scenario)
+
+
+def test_an_offer_whose_accept_is_lost_is_withdrawn_when_the_agent_comes_back() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        run = await rig.run()
+        offer = await first.offered()
+        first.wire.cut()
+        second = rig.connect(token, boot="same")
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.ACCEPTED, sequence=0)
+        await second.hello(held)
+        welcome = await second.expect(Welcome)
+        assert [answer.action for answer in welcome.jobs] == ["stop"]
+        again = await second.take()
+        assert (again.job_id, again.attempt) == (offer.job_id, 2)
+        assert not any(isinstance(message, Withdraw) for message in second.heard)
+        assert (await rig.job(run)).state == "running"
+
+    virtual(scenario)
+
+
+def test_56_what_was_printed_last_is_stored_before_the_end_is_acknowledged() -> None:
+    async def scenario(rig: Rig) -> None:
+        puppet = await rig.online(await rig.token())
+        run = await rig.run()
+        offer = await puppet.take()
+        await puppet.finish(offer, size=5)
+        await puppet.silent(2.0)
+        assert (await rig.job(run)).state == "running"
+        await puppet.print(offer, b"last\n")
+        assert isinstance(await puppet.next(), LogAck)
+        await puppet.expect(FinishedAck)
+        view = await rig.job(run)
+        assert view.steps[0].log_stored == 5
+        assert [each async for each in await rig.coordinator.read_log(JobId(view.id), step=0)] == [b"last\n"]
+
+    virtual(scenario)
+
+
+def test_positions_in_hello_are_answered_with_what_is_stored() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        await rig.run()
+        offer = await first.take()
+        await first.print(offer, b"0123")
+        await first.expect(LogAck)
+        first.wire.cut()
+        second = rig.connect(token, boot="same")
+        logs = (LogPosition(step=0, offset=10),)
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.RUNNING, sequence=1, logs=logs)
+        await second.hello(held)
+        welcome = await second.expect(Welcome)
+        assert welcome.jobs[0].logs == (LogPosition(step=0, offset=4),)
+        assert welcome.jobs[0].sequence == 1
+
+    virtual(scenario)
