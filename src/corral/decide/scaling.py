@@ -225,7 +225,7 @@ def _idle(left: Sequence[Supply], by_pool: Mapping[str, Pool], now: int) -> list
 
 
 def _after_failure(health: Mapping[str, PoolHealth], failed: Set[str], now: int) -> Mapping[str, PoolHealth]:
-    """As it will be when the releases of this plan are committed: a pool that just failed is not asked again at once."""
+    """As it will be when this plan is committed: a pool that just failed is not asked again at once."""
     return {**health, **{pool: _failing(health.get(pool), pool, now) for pool in failed}}
 
 
