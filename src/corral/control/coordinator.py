@@ -267,7 +267,7 @@ class Coordinator:
         if faults:
             raise Invalid("token", faults)
         made = credentials.make(new, self._chance)
-        row = await self._db.write(lambda c: credentials.store(c, made))
+        row = await self._db.write(lambda c: credentials.store(c, made, ""))
         return CreatedToken(token=made.text, view=queries.token_view(row))
 
     async def tokens(self) -> tuple[TokenView, ...]:
