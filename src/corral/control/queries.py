@@ -23,7 +23,6 @@ from corral.store.repo import agents, jobs, runs, tokens
 from corral.store.repo.installation import now
 from corral.wire.messages import Facts
 
-
 STATIC_SHOWN = 5
 """Static agents that a story names; a fleet of them would drown the rest."""
 
