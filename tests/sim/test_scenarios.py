@@ -634,11 +634,7 @@ def test_L15_a_create_that_fails_and_leaves_an_instance() -> None:
 
 @pytest.mark.parametrize("seconds", [2.0, 59.9, 61.0, 75.0])
 def test_L14_an_instance_that_appears_after_it_was_given_up_is_destroyed(seconds: float) -> None:
-<<<<<<< HEAD
-    """The create call fails at its deadline, the provision is confirmed gone; then the instance is there."""
-=======
     """The create fails at its deadline, the provision is released and confirmed gone; then the instance is there."""
->>>>>>> sim
 
     async def script(world: World) -> None:
         assert world.site is not None
