@@ -10,10 +10,10 @@ import pytest
 from corral.control import settle
 from corral.control.registration import CLAIM_MARGIN, CLAIM_MEMORY, Registered, Turned, digest
 from corral.control.settle import Wake
-from corral.model.ids import AgentId
+from corral.model.ids import AgentId, TokenId
 from corral.model.spec import OnLost, Reason, Result
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionEvent, ProvisionState
-from corral.store.repo import agents
+from corral.store.repo import agents, tokens
 from corral.wire.messages import Action, Facts, HeldState, RefusedCode
 from tests.clocks import START
 from tests.control.worlds import SECOND, World, held
@@ -178,6 +178,7 @@ def test_one_accounted_as_gone_is_refused_for_good_and_destroyed_again(
 
 def test_a_revoked_static_agent(world: World) -> None:
     static(world)
+    world.write(tokens.revoke, TokenId("tok_static"))
     world.write(agents.end, AgentId("static"))
     assert turned(world.hello("static")) == (RefusedCode.REVOKED, True)
 
@@ -191,6 +192,16 @@ def static(world: World, labels: frozenset[str] = frozenset({"mac"})) -> None:
         labels=labels,
         project="local",
         key_digest=digest("key-static"),
+    )
+    world.write(
+        tokens.add,
+        id=TokenId("tok_static"),
+        name="static",
+        role="agent",
+        digest=digest("key-static"),
+        prefix="static",
+        project="local",
+        agent_id=AgentId("static"),
     )
 
 

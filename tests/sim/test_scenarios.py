@@ -44,6 +44,19 @@ def cut(agent: SimAgent, message: object, frame: bytes) -> None:
     agent.wire.cut()
 
 
+def offered_to(world: World) -> list[SimAgent]:
+    """Filled with the agent that gets the next offer; its accept takes two seconds."""
+    agents_: list[SimAgent] = []
+
+    def held(agent: SimAgent, message: object, frame: bytes) -> None:
+        assert agent.wire is not None
+        agent.wire.hold(2.0, 0.0)
+        agents_.append(agent)
+
+    on_message(world, "down", Offer, held)
+    return agents_
+
+
 def twice(agent: SimAgent, message: object, frame: bytes) -> None:
     assert agent.wire is not None
     agent.wire.repeat("up", frame)
@@ -196,8 +209,7 @@ def test_an_instance_that_dies_and_a_job_that_may_be_retried() -> None:
 
 def test_R1_an_agent_removed_with_an_offer_costs_no_attempt() -> None:
     async def script(world: World) -> None:
-        victims: list[SimAgent] = []
-        on_message(world, "down", Offer, lambda agent, message, frame: victims.append(agent))
+        victims = offered_to(world)
         run = await submit(world, workflow(job("one")))
         await until(world, lambda: victims, 60, "an offer")
         await world.crash_agent(victims[0])
@@ -535,14 +547,7 @@ def test_K1_a_job_that_comes_as_its_agent_is_given_back(offset: int) -> None:
     """The idle agent's timeout and the next job within milliseconds of each other: the job runs, nobody is killed."""
 
     async def script(world: World) -> None:
-        offered: list[SimAgent] = []
-
-        def late(agent: SimAgent, message: object, frame: bytes) -> None:
-            assert agent.wire is not None
-            agent.wire.hold(2.0, 0.0)
-            offered.append(agent)
-
-        on_message(world, "down", Offer, late)
+        offered = offered_to(world)
         victim = await submit(world, long_job(0.5))
         await until(world, lambda: offered, 60, "an offer")
         await ask(world, lambda: world.coordinator.cancel_run(victim))
@@ -629,7 +634,11 @@ def test_L15_a_create_that_fails_and_leaves_an_instance() -> None:
 
 @pytest.mark.parametrize("seconds", [2.0, 59.9, 61.0, 75.0])
 def test_L14_an_instance_that_appears_after_it_was_given_up_is_destroyed(seconds: float) -> None:
+<<<<<<< HEAD
     """The create call fails at its deadline, the provision is confirmed gone; then the instance is there."""
+=======
+    """The create fails at its deadline, the provision is released and confirmed gone; then the instance is there."""
+>>>>>>> sim
 
     async def script(world: World) -> None:
         assert world.site is not None
@@ -674,8 +683,7 @@ def abandoned(world: World) -> list[Any]:
 
 def test_cancel_while_it_is_offered() -> None:
     async def script(world: World) -> None:
-        offered: list[SimAgent] = []
-        on_message(world, "down", Offer, lambda agent, message, frame: offered.append(agent))
+        offered = offered_to(world)
         run = await submit(world, workflow(job("one")))
         await until(world, lambda: offered, 60, "an offer")
         await ask(world, lambda: world.coordinator.cancel_run(run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +95,8 @@ class LocalJob:
     async def _whole(self) -> JobOutcome:
         timer = asyncio.get_running_loop().call_later(self._order.spec.timeout, self._time_is_up)
         name = f"{self._order.job_id}.{self._order.attempt}"
-        group = cgroup.JobGroup(self._groups(), name, memory=self._order.spec.resources.memory)
+        # The pid keeps installations apart that know a job by the same name.
+        group = cgroup.JobGroup(self._groups(), f"{name}.{os.getpid()}", memory=self._order.spec.resources.memory)
         directories: workdir.JobDirectories | None = None
         course = _Course(self._order, self._secrets, self._reports, self._host, self._halt, self.logs, group)
         try:

@@ -109,9 +109,10 @@ def rotate(connection: Connection, token_id: TokenId, grace: float, chance: Chan
     return made, _add(connection, made, by)
 
 
-def revoke(connection: Connection, token_id: TokenId, wake: Wake) -> Token:
-    """An agent's job is settled in the same transaction, not when somebody misses the agent. The agent itself ends
-    with its last token: revoking one that a rotation replaced ends that key alone.
+def revoke(connection: Connection, token_id: TokenId, wake: Wake) -> tuple[Token, bool]:
+    """The token, and whether its agent has to go now: it has no other key, or it is the one it uses. Its job is settled
+    in the same transaction, not when somebody misses the agent. The agent itself ends with its last token: revoking one
+    that a rotation replaced ends that key alone.
 
     :raises NotFound: no such token.
     :raises Refused: it is the last admin token.
@@ -123,18 +124,19 @@ def revoke(connection: Connection, token_id: TokenId, wake: Wake) -> Token:
         raise Refused("this is the last admin token; create another one first")
     used = tokens.is_agents_key(connection, token_id)
     tokens.revoke(connection, token_id)
-    if row.agent_id is not None:
-        _end_key(connection, row.agent_id, wake, used=used)
+    if row.agent_id is not None and row.revoked_at is None:
+        used = _end_key(connection, row.agent_id, wake, used=used)
     after = tokens.get(connection, token_id)
     assert after is not None
-    return after
+    return after, used
 
 
-def _end_key(connection: Connection, agent_id: AgentId, wake: Wake, *, used: bool) -> None:
-    """``used``: the agent registered with it."""
+def _end_key(connection: Connection, agent_id: AgentId, wake: Wake, *, used: bool) -> bool:
+    """``used``: the agent registered with it. Whether the agent has to go."""
     agent = agents.get(connection, agent_id)
     last = not tokens.live_of_agent(connection, agent_id)
     if agent is not None and (used or last):
         lose_job(connection, agent, "the agent's token was revoked", wake)
     if last:
         agents.end(connection, agent_id)
+    return used or last

@@ -41,8 +41,9 @@ def uncordon(connection: Connection, agent_id: AgentId) -> Agent:
     provision = agents.provision(connection, agent_id)
     leaving = provision is not None and provision.state not in (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
     if leaving or (provision is not None and agent.cordon_reason is not None):
-        why = agent.cordon_reason or "released"
-        raise Refused(f"agent {agent_id} is being given back ({why}); nothing brings it back")
+        raise Refused(
+            f"agent {agent_id} is being given back ({agent.cordon_reason or 'released'}); nothing brings it back"
+        )
     agents.unhold(connection, agent_id)
     if agent.kind == STATIC:
         agents.uncordon(connection, agent_id)

@@ -110,12 +110,24 @@ def _unknown() -> Turned:
 
 
 def _verify(connection: Connection, hello: Hello, agent: Agent, provision: Provision | None) -> Turned | None:
-    """None: the key, or the claim that binds it, is right."""
+    """By key or by claim; None: it is this agent, and its key is bound (an agent of another protocol binds none)."""
     if agent.kind == STATIC:
         return _static_key(connection, hello, agent)
     if agent.key_digest is not None and hmac.compare_digest(agent.key_digest, digest(hello.key)):
         return None
-    return _redeem(connection, hello, agent, provision)
+    if not hello.claim_code:
+        return _unknown()
+    claim = digest(hello.claim_code)
+    owner = agents.claim_owner(connection, claim)
+    if owner is None or owner[0] != agent.id or provision is None:
+        return _unknown()
+    if provision.state is not ProvisionState.REQUESTED:
+        return _ended_claim(connection, provision, spent=owner[1] is not None)
+    if hello.protocol != PROTOCOL:
+        return None
+    if not agents.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
+        return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
+    return None
 
 
 def _static_key(connection: Connection, hello: Hello, agent: Agent) -> Turned | None:
@@ -131,7 +143,7 @@ def _static_key(connection: Connection, hello: Hello, agent: Agent) -> Turned | 
     if not replaced:
         message = "this agent's token was revoked"
     wake = Wake()
-    if agent.boot_id == hello.boot_id and agent.state is not AgentState.ONLINE:
+    if agent.boot_id == hello.boot_id:
         # It ends now and takes its job with it: nobody has to wait until it is missed.
         lose_job(connection, agent, message, wake)
     return Turned(code=RefusedCode.REVOKED, message=message, verified=True, wake=wake)
@@ -144,23 +156,6 @@ def lose_job(connection: Connection, agent: Agent, detail: str, wake: Wake) -> N
     row = jobs.attempt(connection, agent.assignment, agent.assigned_attempt)
     if row is not None and row.state not in ATTEMPT.terminal:
         settle.lose(connection, row, Reason.AGENT_LOST, detail, wake, instance_gone=True)
-
-
-def _redeem(connection: Connection, hello: Hello, agent: Agent, provision: Provision | None) -> Turned | None:
-    """Bind the key by the claim, once; None: it is bound."""
-    if not hello.claim_code:
-        return _unknown()
-    claim = digest(hello.claim_code)
-    owner = agents.claim_owner(connection, claim)
-    if owner is None or owner[0] != agent.id or provision is None:
-        return _unknown()
-    if provision.state is not ProvisionState.REQUESTED:
-        return _ended_claim(connection, provision, spent=owner[1] is not None)
-    if hello.protocol != PROTOCOL:
-        return None
-    if not agents.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
-        return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
-    return None
 
 
 def _ended_claim(connection: Connection, provision: Provision, *, spent: bool) -> Turned:

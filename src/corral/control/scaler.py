@@ -25,7 +25,7 @@ from corral.model.errors import Conflict
 from corral.model.ids import AgentId, CoordinatorId, JobId
 from corral.model.labels import NO_LABELS
 from corral.model.pools import Caps, Pool
-from corral.model.records import Agent, PoolHealth, Provision
+from corral.model.records import Agent, Hold, PoolHealth, Provision
 from corral.model.secret import Secret
 from corral.model.spec import Reason
 from corral.model.states import AgentState, JobEvent, ProvisionEvent, ProvisionState
@@ -237,6 +237,8 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         assigned=agent is not None and agent.assignment is not None,
         ever_assigned=agent is not None and agent.ever_assigned,
         cordon=agent.cordon_reason if agent else None,
+        held=agent is not None and agent.hold is not None,
+        draining=agent is not None and agent.hold is Hold.DRAIN,
         idle_since=agent.idle_since if agent else None,
         deadline_at=row.deadline_at if row.sent_at is not None else row.requested_at + UNSENT_TIMEOUT,
         failed=row.failed_at is not None,
@@ -255,6 +257,7 @@ def _static_supply(agent: Agent) -> Supply:
         online=True,
         assigned=agent.assignment is not None,
         cordon=agent.cordon_reason,
+        held=agent.hold is not None,
         idle_since=agent.idle_since,
         static=True,
     )

@@ -85,6 +85,10 @@ class Supply:
     assigned: bool = False
     ever_assigned: bool = False
     cordon: str | None = None
+    held: bool = False
+    """An operator wants nothing offered to it: it serves nobody and stays."""
+    draining: bool = False
+    """An operator wants it back once it has no job."""
     idle_since: int | None = None
     deadline_at: int | None = None
     failed: bool = False
@@ -192,6 +196,8 @@ def _release(item: Supply, pool: Pool | None, now: int) -> ReleaseReason | None:
         return None
     if item.cordon is not None:
         return _cordon_reason(item.cordon)
+    if item.draining:
+        return ReleaseReason.DRAIN
     if item.state is ProvisionState.REQUESTED:
         return _never_registered(item, now)
     if pool is None or pool.draining:
@@ -284,7 +290,7 @@ def _size(offered: Offered) -> tuple[int, list[str], list[str], bool]:
 
 
 def _can_serve(item: Supply, now: int) -> bool:
-    if item.cordon is not None or item.failed or item.ended or item.lost or item.assigned:
+    if item.cordon is not None or item.held or item.failed or item.ended or item.lost or item.assigned:
         return False
     if item.state is ProvisionState.REQUESTED:
         return item.deadline_at is None or now < item.deadline_at

@@ -92,6 +92,12 @@ def live(connection: Connection) -> tuple[Agent, ...]:
     return many(Agent, connection.execute(_LIVE))
 
 
+def static(connection: Connection) -> tuple[Agent, ...]:
+    """Agents by token that have not ended, longest known first."""
+    query = select(*_AGENT).where(agents.c.kind == "static", agents.c.state != AgentState.ENDED)
+    return many(Agent, connection.execute(query.order_by(agents.c.created_at, agents.c.id)))
+
+
 def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
     """Jobs whose agent has had no session since that moment."""
     return tuple(connection.execute(_SILENT, {"since": since}).scalars())
