@@ -220,15 +220,7 @@ def test_instances_that_fail_together_are_one_failure(world: World) -> None:
 
 def test_a_static_agent_is_used_and_left_alone(world: World) -> None:
     leader = Leader(world)
-    world.write(
-        agents.add,
-        id=AgentId("static"),
-        pool="",
-        kind="static",
-        labels=frozenset({"linux"}),
-        project="local",
-        key_digest=scaler.digest("key-static"),
-    )
+    world.static(labels="linux")
     world.hello("static")
     job = world.only(world.start())
     leader.run()

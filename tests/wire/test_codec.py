@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corral.wire import close
@@ -167,6 +167,9 @@ def test_a_frame_has_a_limit_on_both_sides() -> None:
 
 
 @given(st.text())
+@example("x" * 200)
+@example("ä" * 200)
+@example("x" + "\U0001f600" * 40)
 def test_reasons_fit_a_close_frame_at_a_character(text: str) -> None:
     cut = fit_reason(text)
     assert len(cut.encode()) <= REASON_LIMIT
