@@ -269,6 +269,7 @@ async def spawn(directory: Path, urls: tuple[str, ...], **fields: Any) -> AgentP
     for name in ("work", "cache"):
         (directory / name).mkdir(exist_ok=True)
     env = {**os.environ, **fields.pop("env", {})}
+    flags = ["--verbose"] if fields.pop("verbose", False) else []
     settings: dict[str, Any] = {"claim_code": "c" * 64, "min_free": 0, **fields}
     config = AgentConfig(
         agent_id="agent_test",
@@ -281,7 +282,7 @@ async def spawn(directory: Path, urls: tuple[str, ...], **fields: Any) -> AgentP
     file.write_bytes(msgspec.json.encode(config))
     pass_fds = (config.grant_fd,) if config.grant_fd >= 0 else ()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "corral.agent", "--config", str(file), pass_fds=pass_fds, env=env
+        sys.executable, "-m", "corral.agent", "--config", str(file), *flags, pass_fds=pass_fds, env=env
     )
     return AgentProcess(process, file)
 

@@ -318,7 +318,7 @@ def test_a_step_that_closes_its_pipes_goes_on(tmp_path: Path) -> None:
     in_loop(work)
 
 
-def test_ten_mebibytes_right_before_the_end_are_all_there(tmp_path: Path) -> None:
+def test_ref56_ten_mebibytes_right_before_the_end_are_all_there(tmp_path: Path) -> None:
     async def work() -> None:
         async with running(tmp_path) as (coordinator, agent):
             await coordinator.run(order("head -c 10485760 /dev/zero | tr '\\0' 'x'"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from corral.agent.ending import ExitCode
-from corral.model.spec import Reason, Result, StepSpec
+from corral.model.spec import Reason, Result
 from corral.wire import close
 from corral.wire.messages import (
     Accept,
@@ -50,7 +50,7 @@ async def reconnected(coordinator: Coordinator, count: int) -> Hello:
     return hellos[-1]
 
 
-def test_a_log_survives_five_cuts_byte_for_byte(tmp_path: Path) -> None:
+def test_G1_a_log_survives_five_cuts_byte_for_byte(tmp_path: Path) -> None:
     script = "for i in $(seq 1 60000); do echo line $i of a log that is cut in the middle; done"
     wanted = "".join(f"line {i} of a log that is cut in the middle\n" for i in range(1, 60001)).encode()
 
@@ -93,7 +93,7 @@ def test_a_job_goes_on_and_ends_while_nobody_is_connected(tmp_path: Path) -> Non
     in_loop(work)
 
 
-def test_a_start_lost_after_accept_is_said_again_by_welcome(tmp_path: Path) -> None:
+def test_ref46_a_start_lost_after_accept_is_said_again_by_welcome(tmp_path: Path) -> None:
     async def work() -> None:
         async with running(tmp_path) as (coordinator, agent):
             job = order('echo "$TOKEN" > "$HOME/../../../seen"')
@@ -199,7 +199,7 @@ def test_a_lost_welcome_leaves_the_claim_to_be_redeemed_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("code", [RefusedCode.UNKNOWN, RefusedCode.GONE, RefusedCode.REVOKED])
-def test_refused_for_good_ends_with_its_exit_code(tmp_path: Path, code: RefusedCode) -> None:
+def test_ref48_refused_for_good_ends_with_its_exit_code(tmp_path: Path, code: RefusedCode) -> None:
     async def work() -> None:
         coordinator = Coordinator()
         coordinator.refuse = Refused(code=code, message="not you")
@@ -292,7 +292,7 @@ def test_a_job_that_the_coordinator_does_not_know_is_killed_and_never_reported(t
     in_loop(work)
 
 
-def test_drained_by_its_host_it_finishes_the_job_and_takes_no_more(tmp_path: Path) -> None:
+def test_R8_drained_by_its_host_it_finishes_the_job_and_takes_no_more(tmp_path: Path) -> None:
     async def work() -> None:
         async with running(tmp_path, single_use=False) as (coordinator, agent):
             job = order('echo $$; while [ ! -e "$HOME/go" ]; do sleep 0.02; done')
@@ -309,7 +309,7 @@ def test_drained_by_its_host_it_finishes_the_job_and_takes_no_more(tmp_path: Pat
     in_loop(work)
 
 
-def test_an_idle_agent_ends_when_its_host_asks_even_while_nobody_answers(tmp_path: Path) -> None:
+def test_S1_an_idle_agent_ends_when_its_host_asks_even_while_nobody_answers(tmp_path: Path) -> None:
     async def work() -> None:
         coordinator = Coordinator()
         await coordinator.start()
@@ -332,7 +332,7 @@ def _status(pid: int, field: str) -> str:
     return next((line.split()[1] for line in lines if line.startswith(field + ":")), "0")
 
 
-def test_asked_twice_it_ends_the_job(tmp_path: Path) -> None:
+def test_R9_asked_twice_it_ends_the_job_at_once(tmp_path: Path) -> None:
     async def work() -> None:
         async with running(tmp_path) as (coordinator, agent):
             await coordinator.begin(order("echo $$; sleep 600"))
@@ -370,18 +370,68 @@ def test_a_stalled_log_store_slows_the_step_and_loses_nothing(tmp_path: Path) ->
     in_loop(work)
 
 
-def test_heartbeats_go_on_while_a_step_eats_all_cpu(tmp_path: Path) -> None:
-    spin = StepSpec(name="spin", script="for i in $(seq 8); do while :; do :; done & done; echo on; wait")
+def test_G2_a_job_killed_in_the_middle_of_printing_loses_none_of_it(tmp_path: Path) -> None:
+    """Kill, then flush, then report, then exit: also when the agent itself is told to be quick."""
 
     async def work() -> None:
         async with running(tmp_path) as (coordinator, agent):
-            job = order(spin)
+            await coordinator.begin(order("head -c 4000000 /dev/zero | tr '\\0' z; echo; while :; do echo more; done"))
+            await coordinator.until(lambda: len(coordinator.log("job_1")) > 4_000_000)
+            for _ in range(3):
+                agent.process.send_signal(signal.SIGTERM)
+                await coordinator.hears(Draining)
+            assert await agent.ended() == ExitCode.DONE
+            (end,) = coordinator.said(JobFinished)
+            assert end.result is Result.LOST
+            assert coordinator.log("job_1").startswith(b"z" * 4_000_000 + b"\nmore\n")
+            coordinator.verify_logs("job_1")
+            assert coordinator.steps("job_1")[0].log_dropped == 0
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_T5_T6_nothing_secret_is_in_what_an_agent_says_of_itself(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], verbose: bool
+) -> None:
+    """Neither its environment, nor key or claim, nor a job's secrets: on standard error, in arguments, in its files."""
+    canaries = {"claim": "c4n4ry-claim", "secret": "c4n4ry-secret", "own": "c4n4ry-own-environment"}
+
+    async def work() -> None:
+        fields = {"claim_code": canaries["claim"], "env": {"OWN_TOKEN": canaries["own"]}, "verbose": verbose}
+        async with running(tmp_path, **fields) as (coordinator, agent):
+            job = order('test -n "$S"; test -z "${OWN_TOKEN-}"; cat "$S"', secrets=("S",))
+            await coordinator.begin(job, {"S": canaries["secret"]})
+            arguments = Path(f"/proc/{agent.pid}/cmdline").read_bytes()
+            assert await agent.ended() == ExitCode.DONE
+            key = coordinator.said(Hello)[0].key
+            said = capfd.readouterr()
+            texts = [said.out, said.err, arguments.decode(), coordinator.log("job_1").decode()]
+            texts += [f.read_bytes().decode(errors="replace") for f in tmp_path.rglob("*") if f.is_file()]
+            for canary in (key, *canaries.values()):
+                assert not any(canary in text for text in texts), canary
+            assert "***" in coordinator.log("job_1").decode()
+
+    in_loop(work)
+
+
+def test_R7_an_agent_whose_coordinator_falls_silent_dials_anew_and_goes_on(tmp_path: Path) -> None:
+    """A half-open connection: nothing closes it, nobody answers."""
+
+    async def work() -> None:
+        async with running(tmp_path) as (coordinator, agent):
+            coordinator.limits = Limits(agent_dead_after=0.6)
+            job = order('echo one; while [ ! -e "$HOME/go" ]; do sleep 0.02; done; echo two')
             await coordinator.begin(job)
             await coordinator.until(lambda: coordinator.log("job_1"))
-            beats = len(coordinator.said(Heartbeat))
-            await coordinator.until(lambda: len(coordinator.said(Heartbeat)) >= beats + 5)
-            await coordinator.cancel(job, force=True)
+            coordinator.answer_heartbeats = False
+            coordinator.ack_logs = False
+            await coordinator.until(lambda: coordinator.connections >= 2)
+            coordinator.answer_heartbeats = coordinator.ack_logs = True
+            (tmp_path / "work" / "jobs" / "job_1.1" / "home" / "go").touch()
             assert await agent.ended() == ExitCode.DONE
+            assert coordinator.log("job_1") == b"one\ntwo\n"
+            coordinator.verify_logs("job_1")
 
     in_loop(work)
 

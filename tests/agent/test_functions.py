@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -79,27 +77,3 @@ def test_the_endings_of_a_function_are_told_apart(
             assert log in coordinator.log("job_1")
 
     in_loop(work)
-
-
-def test_a_step_that_fills_the_disk_fails_clearly_and_nothing_hangs(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small file system")
-    work_dir = tmp_path / "work"
-    work_dir.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "corral-test", str(work_dir)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode()}")
-
-    async def work() -> None:
-        async with running(tmp_path, single_use=False) as (coordinator, _):
-            end = await coordinator.run(order("dd if=/dev/zero of=big bs=64k; echo never"))
-            assert (end.result, end.reason) == (Result.FAILED, Reason.EXIT_CODE)
-            assert (await coordinator.run(order("echo room again", job_id="job_2"))).result is Result.SUCCEEDED
-            await coordinator.until(lambda: coordinator.log("job_2") == b"room again\n")
-
-    try:
-        in_loop(work)
-    finally:
-        subprocess.run(["umount", str(work_dir)], check=True)

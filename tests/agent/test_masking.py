@@ -73,7 +73,7 @@ def test_at_most_the_longest_form_is_held_back() -> None:
     assert out == b"" and len(masker._held) < longest
 
 
-def test_registering_later_never_unmasks() -> None:
+def test_ref59_registering_later_never_unmasks() -> None:
     masker = Masker(["first-secret"])
     out = masker.feed(b"first-secret second-secret first-sec")
     masker.add("second-secret")
@@ -107,7 +107,7 @@ def test_every_byte_of_every_occurrence_is_hidden(values: list[str], text: bytes
     assert masked(values, text).replace(MASK, b"") == left
 
 
-def test_all_split_points_of_a_log_with_a_secret() -> None:
+def test_T7_all_split_points_of_a_log_with_a_secret() -> None:
     values = ["s3cr3t-t0ken", "line one of a key\nline two of a key"]
     text = b"token s3cr3t-t0ken " + base64.b64encode(b"s3cr3t-t0ken") + b" line two of a key\n"
     whole = masked(values, text)

@@ -87,7 +87,7 @@ def test_heartbeats_come_every_interval_and_are_answered() -> None:
     in_virtual_time(work)
 
 
-def test_a_silent_coordinator_is_left_after_sixty_seconds() -> None:
+def test_R7_a_silent_coordinator_is_left_after_sixty_seconds() -> None:
     async def work(loop: VirtualLoop) -> None:
         world = World(loop)
         async with working(world):
@@ -261,7 +261,7 @@ def test_a_runner_that_breaks_is_a_failed_job_not_a_dead_agent() -> None:
     in_virtual_time(work)
 
 
-def test_a_drains_deadline_ends_the_job_in_hand() -> None:
+def test_R9_a_drains_deadline_ends_the_job_in_hand() -> None:
     async def work(loop: VirtualLoop) -> None:
         world = World(loop, single_use=False)
         async with working(world):

@@ -14,6 +14,7 @@ from corral.cli.exits import ExitCode
 from corral.cli.inputs import secrets, variables
 from corral.cli.progress import Lines, _visible
 from corral.model.errors import Invalid
+from corral.model.spec import GitSource
 from corral.model.views import JobView, RunView
 from corral.runtime.clock import SystemClock
 from tests.cli.double import WORKFLOW, DoubleWiring, corral, git, make_tree
@@ -92,6 +93,34 @@ def test_the_order_carries_lock_source_variables_and_secrets(tree: Path, tmp_pat
     assert order.event == {"kind": "local", "commit": git(tree, "rev-parse", "HEAD"), "branch": "main"}
     assert "from a file" not in done.output
     assert "from standard input" not in done.output
+
+
+def test_a_commit_of_a_repository_is_submitted_instead_of_the_tree(tree: Path) -> None:
+    wiring = DoubleWiring()
+    where = ("--git", "https://host/r.git", "--commit", "0a" * 20, "--credential", "KEY", "--secret", "KEY")
+    done = corral("submit", str(tree), "--url", "http://there", *where, wiring=wiring, env={"KEY": "hidden"})
+    assert done.exit_code == 0, done.output
+    (order,) = wiring.api.orders.values()
+    assert order.git == GitSource(url="https://host/r.git", commit="0a" * 20, credential="KEY")
+    assert order.source is None and not wiring.api.sources
+    assert order.event == {"kind": "git", "commit": "0a" * 20, "repository": "https://host/r.git"}
+    assert (order.secrets, "hidden" in done.output) == ({"KEY": "hidden"}, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--git", "https://user:pw@host/r", "--commit", "0" * 40), "holds a user or password"),
+        (("--git", "https://host/r"), "full hash"),
+        (("--commit", "0" * 40), "--git"),
+    ],
+)
+def test_what_is_wrong_with_a_git_source_is_said_at_once(tree: Path, options: tuple[str, ...], says: str) -> None:
+    wiring = DoubleWiring()
+    done = corral("submit", str(tree), "--url", "http://there", *options, wiring=wiring)
+    assert done.exit_code == ExitCode.USAGE, done.output
+    assert says in done.stderr and "pw@" not in done.output
+    assert not wiring.api.orders
 
 
 def test_what_cannot_run_is_said_before_anything_starts(tree: Path, tmp_path: Path) -> None:

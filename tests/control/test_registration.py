@@ -177,32 +177,10 @@ def test_one_accounted_as_gone_is_refused_for_good_and_destroyed_again(
 
 
 def test_a_revoked_static_agent(world: World) -> None:
-    static(world)
+    world.static()
     world.write(tokens.revoke, TokenId("tok_static"))
     world.write(agents.end, AgentId("static"))
     assert turned(world.hello("static")) == (RefusedCode.REVOKED, True)
-
-
-def static(world: World, labels: frozenset[str] = frozenset({"mac"})) -> None:
-    world.write(
-        agents.add,
-        id=AgentId("static"),
-        pool="",
-        kind="static",
-        labels=labels,
-        project="local",
-        key_digest=digest("key-static"),
-    )
-    world.write(
-        tokens.add,
-        id=TokenId("tok_static"),
-        name="static",
-        role="agent",
-        digest=digest("key-static"),
-        prefix="static",
-        project="local",
-        agent_id=AgentId("static"),
-    )
 
 
 def test_a_verified_hello_of_another_protocol_knocks_and_is_not_counted(world: World) -> None:
@@ -224,7 +202,7 @@ def test_another_protocol_spends_no_claim(world: World) -> None:
 
 
 def test_a_static_agent_has_the_labels_of_its_token_and_of_its_host(world: World) -> None:
-    static(world)
+    world.static()
     welcome = welcomed(world.hello("static", facts=Facts(os="Darwin", arch="arm64", host="Mac.Local", version="1")))
     assert welcome.labels == {"mac", "corral:os:darwin", "corral:arch:arm64", "corral:host:mac.local"}
     assert not welcome.single_use
@@ -236,7 +214,7 @@ def test_a_static_agent_has_the_labels_of_its_token_and_of_its_host(world: World
 @pytest.mark.parametrize("host", ["h gpu", "h\tgpu", "h\ngpu", "gpu\N{NO-BREAK SPACE}h", " gpu", "x" * 5000, "hä"])
 def test_no_fact_gives_an_agent_a_label_of_its_own_choice(world: World, host: str) -> None:
     """Labels are stored separated by blanks; a fact with one would be two labels when it is read again."""
-    static(world)
+    world.static()
     facts = Facts(os="linux gpu", arch="x86_64", host=host, version="1")
     for _ in range(2):
         welcome = welcomed(world.hello("static", facts=facts))

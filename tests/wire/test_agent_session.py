@@ -256,7 +256,7 @@ def test_hello_says_what_is_held() -> None:
 # --- offers ------------------------------------------------------------------------------------------------
 
 
-def test_one_job_at_a_time_but_a_finished_one_is_no_hindrance() -> None:
+def test_ref50_one_job_at_a_time_but_a_finished_one_is_no_hindrance() -> None:
     other = JobKey("job_2", 1)
     for phase, wanted in (
         (JobPhase.ACCEPTED, Decline),

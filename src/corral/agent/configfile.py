@@ -33,10 +33,15 @@ def load(file: Path) -> AgentConfig:
         config = msgspec.json.decode(data, type=AgentConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigFault(f"{file}: {error}; it is written by the backend or by `corral token create`") from None
+    check(config, f"{file}: ")
+    return config
+
+
+def check(config: AgentConfig, before: str = "") -> None:
+    """:param before: put before the sentence. :raises ConfigFault: it cannot be used, with every fault."""
     faults = _faults(config)
     if faults:
-        raise ConfigFault(f"{file}: " + "; ".join(faults))
-    return config
+        raise ConfigFault(before + "; ".join(faults))
 
 
 def _faults(config: AgentConfig) -> list[str]:

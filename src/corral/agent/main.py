@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from corral.agent import kernel
-from corral.agent.configfile import ConfigFault, WorkLock, load
+from corral.agent.configfile import ConfigFault, WorkLock, check, load
 from corral.agent.ending import Ending, ExitCode
 from corral.agent.facts import host_facts
 from corral.agent.runner import HostRunner
@@ -22,38 +22,72 @@ from corral.model.agentconfig import AgentConfig
 from corral.runtime.chance import SystemChance, secret_token
 from corral.runtime.clock import SystemClock
 
-USAGE = "usage: python -m corral.agent --config FILE [--verbose]"
+USAGE = """\
+usage: python -m corral.agent --config FILE [--verbose]
+       python -m corral.agent --url URL [--url URL ...] --token-file FILE [--work-dir DIR] [--verbose]"""
 
 log = logging.getLogger("corral.agent")
+
+
+class _Usage(Exception):
+    """The arguments say nothing that can be done."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an agent to its end; the exit code."""
     options = list(sys.argv[1:] if arguments is None else arguments)
-    verbose = "--verbose" in options
-    options = [option for option in options if option != "--verbose"]
     if options in (["--help"], ["-h"]):
         _say(USAGE, to=1)
         return ExitCode.DONE
-    if len(options) != 2 or options[0] != "--config":
+    verbose = "--verbose" in options
+    try:
+        return _configured(_values([option for option in options if option != "--verbose"]), verbose)
+    except _Usage:
         _say(USAGE)
-        return ExitCode.CONFIG
+    except ConfigFault as fault:
+        _say(f"corral agent: {fault}")
+    return ExitCode.CONFIG
+
+
+def _values(options: list[str]) -> dict[str, list[str]]:
+    """``--name value`` pairs, by name."""
+    if len(options) % 2:
+        raise _Usage
+    values: dict[str, list[str]] = {}
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        values.setdefault(name, []).append(value)
+    return values
+
+
+def _configured(values: dict[str, list[str]], verbose: bool) -> int:
+    if values.keys() == {"--config"} and len(values["--config"]) == 1:
+        file = Path(values["--config"][0])
+        return run(load(file), file=file, verbose=verbose)
+    if {"--url", "--token-file"} <= values.keys() <= {"--url", "--token-file", "--work-dir"}:
+        from corral.agent.static import static_config
+
+        work_dir = Path(values.get("--work-dir", ["corral-agent"])[-1])
+        return run(static_config(values["--url"], Path(values["--token-file"][-1]), work_dir), verbose=verbose)
+    raise _Usage
+
+
+def run(config: AgentConfig, *, file: Path | None = None, verbose: bool = False) -> int:
+    """Run this agent to its end; the exit code. ``file``: what carried a claim, removed once that is spent.
+
+    :raises ConfigFault: the configuration cannot be used.
+    """
+    check(config)
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
-    try:
-        config = load(Path(options[1]))
-        with WorkLock(Path(config.work_dir)):
-            ending = asyncio.run(_run(config, Path(options[1])))
-    except ConfigFault as fault:
-        _say(f"corral agent: {fault}")
-        return ExitCode.CONFIG
+    with WorkLock(Path(config.work_dir)):
+        ending = asyncio.run(_run(config, file))
     if ending.code is not ExitCode.DONE:
         _say(f"corral agent: {ending.message}")
     return ending.code
 
 
-async def _run(config: AgentConfig, file: Path) -> Ending:
+async def _run(config: AgentConfig, file: Path | None) -> Ending:
     # The WebSocket library is the largest import; nothing before this needs it.
     from corral.agent.websocket import WebSocketDial
 
@@ -94,9 +128,9 @@ def _warden(fd: int) -> Callable[[float], None]:
     return tell
 
 
-def _wipe(config: AgentConfig, file: Path) -> None:
+def _wipe(config: AgentConfig, file: Path | None) -> None:
     """The claim is spent: what carried it goes. A static agent's file holds its key and stays."""
-    if config.claim_code:
+    if config.claim_code and file is not None:
         with contextlib.suppress(OSError):
             file.unlink()
 

@@ -33,7 +33,7 @@ COMMANDS: dict[str, Entry] = {
     "run": _entry("run"),
     "compile": _entry("compile", "compile_command"),
     "server": _entry("server"),
-    "agent": _entry("agent"),
+    "agent": _entry("agent", "app"),
     "submit": _entry("submit"),
     "runs": _entry("runs"),
     "logs": _entry("logs"),

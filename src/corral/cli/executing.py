@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from corral.cli.source import Source
     from corral.cli.wired import AllInOne, Wiring
     from corral.client import Client
-    from corral.model.spec import Lock
+    from corral.model.spec import GitSource, Lock
     from corral.model.views import RunView
 
 KILL_PATIENCE = 2.0
@@ -41,11 +41,13 @@ class Wanted:
     jobs: tuple[str, ...] = ()
     env: dict[str, str]
     secrets: dict[str, str]
+    git: GitSource | None = None
+    """What the jobs shall run on instead of the tree."""
 
 
 @contextlib.contextmanager
-def prepared(wanted: Wanted) -> Iterator[tuple[NewRun, Source]]:
-    """Compile the tree (a stale lock file does not matter) and take a snapshot of it.
+def prepared(wanted: Wanted) -> Iterator[tuple[NewRun, Source | None]]:
+    """Compile the tree (a stale lock file does not matter) and take a snapshot of it, if its jobs run on it.
 
     :raises Invalid: the workflows, the workflow's name or a job's name, with every fault.
     :raises NotATree, TooLarge: see :func:`corral.cli.source.snapshot`.
@@ -56,6 +58,10 @@ def prepared(wanted: Wanted) -> Iterator[tuple[NewRun, Source]]:
     tree = find_tree(wanted.path)
     lock = compile_tree(tree, diagnose=lambda text: say(text.rstrip("\n")))
     workflow = _workflow(lock, wanted)
+    _say_unused(lock, workflow, wanted)
+    if wanted.git is not None:
+        yield _of_commit(lock, workflow, wanted, wanted.git), None
+        return
     with snapshot(tree, say) as source:
         history = source.history
         event = {"kind": "local", "commit": history.head, "branch": history.branch}
@@ -72,6 +78,30 @@ def prepared(wanted: Wanted) -> Iterator[tuple[NewRun, Source]]:
             ),
             source,
         )
+
+
+def _of_commit(lock: Lock, workflow: str, wanted: Wanted, git: GitSource) -> NewRun:
+    return NewRun(
+        lock=lock,
+        workflow=workflow,
+        git=git,
+        title=clean(f"{git.url}: {git.commit[:12]}"),
+        jobs=wanted.jobs,
+        env=wanted.env,
+        secrets=wanted.secrets,
+        event={"kind": "git", "commit": git.commit, "repository": git.url},
+    )
+
+
+def _say_unused(lock: Lock, workflow: str, wanted: Wanted) -> None:
+    """A secret reaches only the jobs that name it: one that none names is worth a word, and so is an empty one."""
+    jobs = [job for each in lock.workflows if each.name == workflow for job in each.jobs]
+    named = {name for job in jobs for name in job.secrets}
+    for name, value in wanted.secrets.items():
+        if name not in named:
+            say(f"no job of {workflow} asks for the secret {name}; a job that needs it says secrets=[{name!r}]")
+        elif not value:
+            say(f"the secret {name} is empty")
 
 
 def _workflow(lock: Lock, wanted: Wanted) -> str:
@@ -95,9 +125,9 @@ def _workflow(lock: Lock, wanted: Wanted) -> str:
     return name
 
 
-async def submit(client: Client, new: NewRun, source: Source) -> RunView:
+async def submit(client: Client, new: NewRun, source: Source | None) -> RunView:
     """Upload the source, unless the server has it, and create the run."""
-    if await client.source_size(source.hash) is None:
+    if source is not None and await client.source_size(source.hash) is None:
         await client.put_source(source.hash, source.chunks())
     return await client.create_run(new)
 

@@ -23,7 +23,6 @@ from corral.store.repo import agents, jobs, runs, tokens
 from corral.store.repo.installation import now
 from corral.wire.messages import Facts
 
-
 STATIC_SHOWN = 5
 """Static agents that a story names; a fleet of them would drown the rest."""
 
@@ -256,7 +255,7 @@ def _story(connection: Connection, job: Job) -> list[str]:
         dated += _provision_story(provision)
     for attempt in jobs.attempts_of(connection, job.id):
         dated += _attempt_story(attempt)
-    sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated)]
+    sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated, key=lambda entry: entry[0])]
     return sentences
 
 

@@ -45,8 +45,10 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class ListedJob(Struct, frozen=True, kw_only=True):
-    """A job without its specification: what lists show. ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
-    ``offers``: offers since it was last queued that nobody took."""
+    """A job without its specification: what lists show.
+
+    ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started. ``offers``:
+    offers since it was last queued that nobody took."""
 
     id: JobId
     run_id: RunId

@@ -71,7 +71,7 @@ def test_an_agent_that_cannot_be_started(tmp_path: Path) -> None:
 # --- the grant -------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_that_never_registers_is_ended_at_the_claim_deadline(tmp_path: Path) -> None:
+def test_Q8_an_agent_that_never_registers_is_ended_at_the_claim_deadline(tmp_path: Path) -> None:
     began = time.monotonic()
     with warden(tmp_path / "w", "silent", options=("--claim-seconds", "0.4")) as one:
         record = one.wait()

@@ -1,27 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``corral agent``: one agent, by the file a backend wrote, or a static one by its token."""
+"""``corral agent``: one agent, by the file a backend wrote or a static one by its token; and how it is installed."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
-from corral.model.agentconfig import DEFAULT_INHERIT_ENV, AgentConfig
-from corral.model.errors import PermanentError
+from corral.cli.failing import say
+from corral.cli.output import write
+from corral.model.errors import PermanentError, Refused
+
+app = typer.Typer(
+    help="Run one agent until its work is done.", rich_markup_mode=None, add_completion=False, no_args_is_help=False
+)
 
 
-class BadToken(PermanentError):
-    """The file does not hold an agent's token."""
+class CannotStart(PermanentError):
+    """What the agent was given cannot be used."""
 
-    code = "bad_token"
+    code = "agent_cannot_start"
 
 
-def command(
+class SpoolFull(StrEnum):
+    PAUSE = "pause"
+    DROP = "drop"
+
+
+@app.callback(invoke_without_command=True)
+def run(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Option("--config", help="The file that tells the agent who it is (0600).")
     ] = None,
@@ -36,51 +48,88 @@ def command(
     work_dir: Annotated[Path, typer.Option("--work-dir", help="Static agent: where jobs run and caches stay.")] = Path(
         "corral-agent"
     ),
+    spool_full: Annotated[
+        SpoolFull,
+        typer.Option(
+            "--spool-full",
+            help="Static agent: where the coordinator takes no log for long, let steps wait, or drop and count bytes.",
+        ),
+    ] = SpoolFull.PAUSE,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
 ) -> None:
     """Run one agent until its work is done.
 
     Exit codes are the agent's own (docs/agent.md).
     """
+    if context.invoked_subcommand is not None:
+        return
     from corral.agent.main import main
 
-    flags = ["--verbose"] if verbose else []
     if config is not None:
-        raise typer.Exit(main(["--config", str(config), *flags]))
+        raise typer.Exit(main(["--config", str(config), *(["--verbose"] if verbose else [])]))
     if not url or token_file is None:
         raise typer.BadParameter("give --config FILE, or --url URL and --token-file FILE for a static agent")
-    written = _static_config(tuple(url), token_file, work_dir.absolute())
+    raise typer.Exit(_static(url, token_file, work_dir, spool_full, verbose))
+
+
+def _static(urls: list[str], token_file: Path, work_dir: Path, spool_full: SpoolFull, verbose: bool) -> int:
+    from corral.agent.configfile import ConfigFault
+    from corral.agent.main import run as run_agent
+    from corral.agent.static import static_config
+
     try:
-        raise typer.Exit(main(["--config", str(written), *flags]))
-    finally:
-        written.unlink(missing_ok=True)
+        config = static_config(urls, token_file, work_dir, spool_full=spool_full.value)
+        return run_agent(config, verbose=verbose)
+    except ConfigFault as fault:
+        raise CannotStart(str(fault)) from None
 
 
-def _static_config(urls: tuple[str, ...], token_file: Path, work_dir: Path) -> Path:
-    """The agent's own configuration file, readable by us alone, for as long as it runs.
+@app.command()
+def bundle(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it; must not exist, or be empty.")],
+    python: Annotated[
+        str, typer.Option("--python", metavar="X.Y", help="The Python that will run it; default: this one's version.")
+    ] = f"{sys.version_info.major}.{sys.version_info.minor}",
+    arch: Annotated[
+        str, typer.Option("--arch", help="The machine that will run it, as `uname -m` says; default: this one's.")
+    ] = os.uname().machine,
+) -> None:
+    """Write an agent as one folder that needs nothing but a Python of that version.
 
-    :raises BadToken: the token file cannot be read, or holds something else.
+    It may be moved, mounted into containers, or copied into images; DIR/corral-agent starts it. For another Python
+    or machine than this one the compiled parts are fetched with pip.
     """
-    try:
-        agent_id, dot, key = token_file.read_text().strip().partition(".")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadToken(f"cannot read the token file {token_file}: {getattr(error, 'strerror', error)}") from None
-    if not dot or not agent_id.startswith("agent_") or not key:
-        raise BadToken(
-            f"{token_file} does not hold an agent's token; make one with `corral token create NAME --labels …`"
-        )
-    for directory in (work_dir / "work", work_dir / "cache"):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    config = AgentConfig(
-        agent_id=agent_id,
-        coordinator_urls=urls,
-        key=key,
-        single_use=False,
-        work_dir=str(work_dir / "work"),
-        cache_dir=str(work_dir / "cache"),
-        inherit_env=DEFAULT_INHERIT_ENV,
-    )
-    fd, name = tempfile.mkstemp(prefix="agent-", suffix=".json", dir=work_dir)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(config))
-    return Path(name)
+    from corral.cli.bundle import Target, build
+
+    made = build(directory.absolute(), Target.parse(python, arch))
+    say(f"{made.size / 1e6:.1f} MB for Python {made.target.python} on {made.target.arch}; start it with:")
+    write(f"{directory / 'corral-agent'} --config FILE")
+
+
+@app.command("systemd-unit")
+def systemd_unit(
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", envvar="CORRAL_URL", help="A coordinator to dial; may be repeated."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="The file with the agent's token; default: /etc/corral/agent.token (only root has to be able to read "
+            "it), with --user ~/.config/corral/agent.token.",
+        ),
+    ] = None,
+    account: Annotated[str, typer.Option("--account", help="The system user that jobs run as.")] = "corral-agent",
+    user: Annotated[bool, typer.Option("--user", help="A unit for `systemctl --user`, without root.")] = False,
+) -> None:
+    """Print a unit that keeps a static agent running.
+
+    Write it to /etc/systemd/system/corral-agent.service, or with --user to
+    ~/.config/systemd/user/corral-agent.service; then `systemctl [--user] enable --now corral-agent`.
+    """
+    from corral.cli.systemd import unit
+
+    if not url:
+        raise Refused("name the coordinator that the agent shall dial: --url URL")
+    write(unit(tuple(url), token_file, account=account, user=user))

@@ -18,6 +18,7 @@ from corral.model.errors import PermanentError
 
 if TYPE_CHECKING:
     from corral.client import Client
+    from corral.model.spec import GitSource
 
 
 class NoServer(PermanentError):
@@ -31,6 +32,18 @@ def command(
     job: Jobs = None,
     env: Env = None,
     secret: Secrets = None,
+    git: Annotated[
+        str, typer.Option("--git", metavar="URL", help="Run on a commit of this repository, which the agents fetch.")
+    ] = "",
+    commit: Annotated[str, typer.Option("--commit", metavar="SHA", help="With --git: the full hash of it.")] = "",
+    credential: Annotated[
+        str,
+        typer.Option(
+            "--credential",
+            metavar="NAME",
+            help="With --git: the --secret that the repository asks for: TOKEN, USER:PASSWORD, or a key for ssh.",
+        ),
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the run until it has ended.")] = False,
     state_dir: StateDir = None,
     url: Url = None,
@@ -39,7 +52,7 @@ def command(
     """Run a workflow of a git work tree on a server.
 
     Uncommitted changes are included. Without --follow the id of the run is printed, and the run goes on without
-    this command.
+    this command. With --git the workflows are PATH's, and the jobs run on that commit.
     """
     from corral.cli.executing import Wanted, follow_there, prepared, submit
     from corral.cli.inputs import secrets, variables
@@ -55,6 +68,7 @@ def command(
         jobs=tuple(job or ()),
         env=variables(env or ()),
         secrets=secrets(secret or ()),
+        git=_git(git, commit, credential),
     )
     with ending_cleanly(), prepared(wanted) as (new, source):
 
@@ -71,3 +85,20 @@ def command(
 
         code = with_client(context, state_dir, url, work)
     raise typer.Exit(code)
+
+
+def _git(url: str, commit: str, credential: str) -> GitSource | None:
+    """:raises Invalid: with everything that is wrong or missing."""
+    from corral.model.errors import Fault, Invalid
+    from corral.model.gitsource import git_faults
+    from corral.model.spec import GitSource
+
+    if not url:
+        if commit or credential:
+            raise Invalid("the options", [Fault(path="--git", message="is missing", remedy="--git URL")])
+        return None
+    source = GitSource(url=url, commit=commit, credential=credential)
+    faults = git_faults(source)
+    if faults:
+        raise Invalid("the git source", faults)
+    return source

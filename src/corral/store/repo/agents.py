@@ -28,6 +28,24 @@ _AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
 _ONLINE_AT = select(agents.c.id, agents.c.session).where(
     agents.c.coordinator_id == bindparam("coordinator_id"), agents.c.state == AgentState.ONLINE
 )
+_LIVE = select(*_AGENT).where(agents.c.state != AgentState.ENDED).order_by(agents.c.created_at, agents.c.id)
+_SILENT = select(agents.c.assignment).where(
+    agents.c.assignment.is_not(None),
+    agents.c.state == AgentState.OFFLINE,
+    agents.c.disconnected_at <= bindparam("since"),
+)
+_LIVE_PROVISIONS = (
+    select(*_PROVISION)
+    .where(provisions.c.state != ProvisionState.GONE)
+    .order_by(provisions.c.requested_at, provisions.c.agent_id)
+)
+_OF_HOST = (
+    select(*_PROVISION)
+    .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
+    .order_by(provisions.c.requested_at, provisions.c.agent_id)
+)
+_HEALTH = select(*columns(pool_health, PoolHealth))
+# Asked in every pass of a loop: building these costs several times what running them does.
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -71,8 +89,7 @@ def some(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Agent, .
 
 
 def live(connection: Connection) -> tuple[Agent, ...]:
-    query = select(*_AGENT).where(agents.c.state != AgentState.ENDED).order_by(agents.c.created_at, agents.c.id)
-    return many(Agent, connection.execute(query))
+    return many(Agent, connection.execute(_LIVE))
 
 
 def static(connection: Connection) -> tuple[Agent, ...]:
@@ -83,10 +100,7 @@ def static(connection: Connection) -> tuple[Agent, ...]:
 
 def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
     """Jobs whose agent has had no session since that moment."""
-    query = select(agents.c.assignment).where(
-        agents.c.assignment.is_not(None), agents.c.state == AgentState.OFFLINE, agents.c.disconnected_at <= since
-    )
-    return tuple(connection.execute(query).scalars())
+    return tuple(connection.execute(_SILENT, {"since": since}).scalars())
 
 
 def online_at(connection: Connection, coordinator_id: str) -> tuple[tuple[AgentId, int], ...]:
@@ -303,13 +317,11 @@ def provision(connection: Connection, agent_id: AgentId) -> Provision | None:
 
 def live_provisions(connection: Connection) -> tuple[Provision, ...]:
     """Every provision that is not gone."""
-    query = select(*_PROVISION).where(provisions.c.state.in_(LIVE))
-    return many(Provision, connection.execute(query.order_by(provisions.c.requested_at, provisions.c.agent_id)))
+    return many(Provision, connection.execute(_LIVE_PROVISIONS))
 
 
 def provisions_of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
-    query = select(*_PROVISION).where(provisions.c.host_id == host_id, provisions.c.state.in_(tuple(states)))
-    return many(Provision, connection.execute(query.order_by(provisions.c.requested_at, provisions.c.agent_id)))
+    return many(Provision, connection.execute(_OF_HOST, {"host_id": host_id, "states": tuple(states)}))
 
 
 def some_provisions(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Provision, ...]:
@@ -326,6 +338,13 @@ def count_live(connection: Connection, pool: str | None = None) -> int:
     query = select(func.count()).where(provisions.c.state.in_(LIVE))
     if pool is not None:
         query = query.where(provisions.c.pool == pool)
+    found: int = connection.execute(query).scalar_one()
+    return found
+
+
+def count_creating(connection: Connection) -> int:
+    """Provisions whose agent has not registered and whose creation has not failed."""
+    query = select(func.count()).where(provisions.c.state == ProvisionState.REQUESTED, provisions.c.failed_at.is_(None))
     found: int = connection.execute(query).scalar_one()
     return found
 
@@ -375,6 +394,16 @@ def not_ended(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Age
     return tuple(connection.execute(query).scalars())
 
 
+def gone_before(connection: Connection, agent_ids: Iterable[AgentId], moment: int) -> tuple[AgentId, ...]:
+    """Those that were accounted as gone by then."""
+    query = select(provisions.c.agent_id).where(
+        provisions.c.agent_id.in_(tuple(agent_ids)),
+        provisions.c.state == ProvisionState.GONE,
+        provisions.c.gone_at < moment,
+    )
+    return tuple(connection.execute(query.order_by(provisions.c.agent_id)).scalars())
+
+
 def config_acked(connection: Connection, agent_id: AgentId) -> None:
     """The agent holds its key: what carried the claim is not needed any more."""
     connection.execute(
@@ -404,7 +433,7 @@ def purge_gone(connection: Connection, older_than: int) -> int:
 
 
 def health(connection: Connection) -> tuple[PoolHealth, ...]:
-    return many(PoolHealth, connection.execute(select(*columns(pool_health, PoolHealth))))
+    return many(PoolHealth, connection.execute(_HEALTH))
 
 
 def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> None:
@@ -415,6 +444,11 @@ def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> No
     )
     if done.rowcount == 0:
         connection.execute(insert(pool_health).values(pool=pool, failures=1, **values))
+
+
+def pool_error(connection: Connection, pool: str, error: str) -> None:
+    """The latest error, without one more failure."""
+    connection.execute(update(pool_health).where(pool_health.c.pool == pool).values(last_error=error))
 
 
 def pool_succeeded(connection: Connection, pool: str) -> None:
