@@ -92,6 +92,8 @@ def supplies(draw: st.DrawFn, index: int, pools: tuple[Pool, ...]) -> Supply:
         bound_live=bound is not None and draw(st.booleans()),
         online=online,
         assigned=active and draw(flag),
+        held=active and draw(flag),
+        draining=active and draw(flag),
         cordon=draw(st.sampled_from(("idle", "lost", "operator-said"))) if draw(flag) else None,
         idle_since=NOW - draw(st.sampled_from((1, 30, 300, 1000))) * SECOND if active else None,
         deadline_at=draw(st.sampled_from((None, NOW + 1, NOW + 1, NOW))),
