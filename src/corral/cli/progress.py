@@ -68,7 +68,7 @@ class Lines(Silent):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._start = clock.monotonic()
-        self._seen: dict[str, tuple[str, int]] = {}
+        self._seen: dict[str, tuple[str, int, str]] = {}
 
     def show(self, run: RunView) -> None:
         for job in run.jobs:
