@@ -19,6 +19,7 @@ VAGUE = frozenset({"utils", "util", "common", "helper", "helpers", "manager", "m
 
 READS_ITSELF = {
     "src/corral/agent/kernel.py": "reads CLOCK_BOOTTIME for the grant, which a warden in another process compares",
+    "src/corral/agent/gitfetch.py": "waits for git in a thread, without an event loop",
     "src/corral/agent/job.py": "the job's halt compares with the event loop's own clock",
     "src/corral/agent/pump.py": "runs in a thread beside the step's pipe; its times are for display",
     "src/corral/agent/gitfetch.py": "waits for git in a thread, without an event loop",

@@ -155,7 +155,7 @@ def test_a_daemon_in_a_session_of_its_own_stays_in_the_jobs_group(tmp_path: Path
 
     async def work() -> None:
         async with running(tmp_path, single_use=False) as (coordinator, _):
-            assert (await coordinator.run(order(script))).result is Result.SUCCEEDED
+            assert (await coordinator.run(order(script, resources=Resources(cpu=1)))).result is Result.SUCCEEDED
             await coordinator.until(lambda: b"corral-job-job_1.1" in coordinator.log("job_1"))
 
     in_loop(work)
@@ -196,7 +196,7 @@ def test_R5_heartbeats_go_on_while_a_job_eats_all_cpu(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with running(tmp_path, single_use=False, heartbeat=INTERVAL) as (coordinator, agent):
-            job = order(HOG)
+            job = order(HOG, resources=Resources(cpu=1))
             await coordinator.begin(job)
             await coordinator.until(lambda: b"eating" in coordinator.log("job_1"))
             loop = asyncio.get_running_loop()

@@ -199,7 +199,10 @@ def test_paths_names_every_place(tmp_path: Path) -> None:
         (ZeroDivisionError("boom"), ExitCode.INTERNAL),
     ],
 )
-def test_each_kind_of_failure_has_its_exit_code_and_one_sentence(error: Exception, code: ExitCode) -> None:
+def test_each_kind_of_failure_has_its_exit_code_and_one_sentence(
+    error: Exception, code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     wiring = DoubleWiring()
     wiring.api.broken = error
     failed = corral("runs", wiring=wiring)

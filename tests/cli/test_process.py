@@ -42,8 +42,14 @@ ci.job("slow", steps=[sh("echo $$ > {marks}/pid; trap 'echo asked > {marks}/aske
 
 def environment(place: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
-    source = str(Path(__file__).parents[2] / "src")
-    return {**kept, "PYTHONPATH": source, "HOME": str(place), "TMPDIR": str(place / "tmp"), "TERM": "xterm"}
+    paths = [str(Path(__file__).parents[2] / "src"), *filter(None, [kept.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HOME": str(place),
+        "TMPDIR": str(place / "tmp"),
+        "TERM": "xterm",
+    }
 
 
 def start(place: Path, *words: str, **how: object) -> subprocess.Popen[bytes]:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from corral.agent.interface import LinkClosed
+from corral.backends.fake import FakeBackend, FakeHost
+from corral.backends.interface import InstanceSpec
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
 from corral.model.ids import AgentId, JobId, RunId, TokenId
 from corral.model.pools import Pool
@@ -89,19 +91,25 @@ class Rig:
         self.logs = MemoryLogs()
         self.sealer = Sealer(b"k" * 32, self.chance)
         self.sources = MemorySources()
+        self.host = FakeHost()
+        self._specs: list[InstanceSpec] = []
         self.coordinator: Coordinator
         self._tasks: set[asyncio.Task[None]] = set()
         self._boots = 0
 
     async def start(self) -> None:
         """A coordinator on the stores that are there."""
+        identity = await identify(self.database, self.chance, take_lease=True)
+        backend = FakeBackend(
+            cluster_id=identity.cluster_id, clock=self.clock, host=self.host, on_create=self._specs.append
+        )
         self.coordinator = Coordinator(
             clock=self.clock,
             chance=self.chance,
             stores=Stores(database=self.database, logs=self.logs, sources=self.sources),
             sealer=self.sealer,
-            identity=await identify(self.database, self.chance, take_lease=True),
-            backends={},
+            identity=identity,
+            backends={backend.kind: backend},
             pools=lambda: self.pools,
             settings=self.settings,
         )
@@ -162,6 +170,19 @@ class Rig:
         task.add_done_callback(self._tasks.discard)
         return Puppet(wire=wire, agent_id=AgentId(agent_id), key=key, boot_id=boot or f"boot-{self._boots}")
 
+    async def instance(self) -> Puppet:
+        """The agent on the next instance that is made, welcomed."""
+
+        async def made() -> bool:
+            return bool(self._specs)
+
+        await self.until(made)
+        spec = self._specs.pop(0)
+        puppet = self.connect(f"{spec.agent_id}.key-of-{spec.agent_id}")
+        await puppet.hello(claim_code=spec.claim_code.reveal())
+        await puppet.expect(Welcome)
+        return puppet
+
     async def online(self, token: CreatedToken | str, **how: Any) -> Puppet:
         """A connection that is welcomed."""
         puppet = self.connect(token, **how)
@@ -185,7 +206,9 @@ class Puppet:
         for message in messages:
             await self.wire.agent.send(encode(message))
 
-    async def hello(self, *held: HeldJob, draining: bool = False, protocol: int = PROTOCOL) -> None:
+    async def hello(
+        self, *held: HeldJob, draining: bool = False, protocol: int = PROTOCOL, claim_code: str = ""
+    ) -> None:
         facts = Facts(os="linux", arch="x86_64", host="rig", version="0")
         await self.say(
             Hello(
@@ -194,6 +217,7 @@ class Puppet:
                 key=self.key,
                 boot_id=self.boot_id,
                 facts=facts,
+                claim_code=claim_code,
                 jobs=held,
                 draining=draining,
             )

@@ -10,10 +10,10 @@ import pytest
 from corral.control import settle
 from corral.control.registration import CLAIM_MARGIN, CLAIM_MEMORY, Registered, Turned, digest
 from corral.control.settle import Wake
-from corral.model.ids import AgentId
+from corral.model.ids import AgentId, TokenId
 from corral.model.spec import OnLost, Reason, Result
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionEvent, ProvisionState
-from corral.store.repo import agents
+from corral.store.repo import agents, tokens
 from corral.wire.messages import Action, Facts, HeldState, RefusedCode
 from tests.clocks import START
 from tests.control.worlds import SECOND, World, held
@@ -177,21 +177,10 @@ def test_one_accounted_as_gone_is_refused_for_good_and_destroyed_again(
 
 
 def test_a_revoked_static_agent(world: World) -> None:
-    static(world)
+    world.static()
+    world.write(tokens.revoke, TokenId("tok_static"))
     world.write(agents.end, AgentId("static"))
     assert turned(world.hello("static")) == (RefusedCode.REVOKED, True)
-
-
-def static(world: World, labels: frozenset[str] = frozenset({"mac"})) -> None:
-    world.write(
-        agents.add,
-        id=AgentId("static"),
-        pool="",
-        kind="static",
-        labels=labels,
-        project="local",
-        key_digest=digest("key-static"),
-    )
 
 
 def test_a_verified_hello_of_another_protocol_knocks_and_is_not_counted(world: World) -> None:
@@ -213,7 +202,7 @@ def test_another_protocol_spends_no_claim(world: World) -> None:
 
 
 def test_a_static_agent_has_the_labels_of_its_token_and_of_its_host(world: World) -> None:
-    static(world)
+    world.static()
     welcome = welcomed(world.hello("static", facts=Facts(os="Darwin", arch="arm64", host="Mac.Local", version="1")))
     assert welcome.labels == {"mac", "corral:os:darwin", "corral:arch:arm64", "corral:host:mac.local"}
     assert not welcome.single_use
@@ -225,7 +214,7 @@ def test_a_static_agent_has_the_labels_of_its_token_and_of_its_host(world: World
 @pytest.mark.parametrize("host", ["h gpu", "h\tgpu", "h\ngpu", "gpu\N{NO-BREAK SPACE}h", " gpu", "x" * 5000, "hä"])
 def test_no_fact_gives_an_agent_a_label_of_its_own_choice(world: World, host: str) -> None:
     """Labels are stored separated by blanks; a fact with one would be two labels when it is read again."""
-    static(world)
+    world.static()
     facts = Facts(os="linux gpu", arch="x86_64", host=host, version="1")
     for _ in range(2):
         welcome = welcomed(world.hello("static", facts=facts))

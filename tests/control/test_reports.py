@@ -100,6 +100,8 @@ def test_a_report_before_the_start_was_committed_changes_nothing(world: World) -
     applied = world.report(step_started(job.id), finished(job.id))
     assert applied.finished == [(job.id, 1)], "it may forget it"
     assert world.only(run_id).state is JobState.OFFERED
+    assert world.agent().assignment == job.id
+    assert world.read(jobs.steps_of, job.id, 1) == ()
     assert world.accept(job.id) is not None
 
 

@@ -239,7 +239,7 @@ def test_g6_a_log_store_that_never_takes_the_rest_holds_the_slot_no_longer_than_
         assert rig.settings.stranded_after <= rig.loop.time() - began <= rig.settings.stranded_after + FLUSH_GRACE + 5
         assert (await rig.job(run)).steps[0].log_missing == 17
 
-    virtual(scenario)
+    virtual(scenario, stranded_after=250.0)
 
 
 def test_an_offer_whose_accept_is_lost_is_withdrawn_when_the_agent_comes_back() -> None:

@@ -9,12 +9,12 @@ from corral.control import offers, registration, reports, runs, settle
 from corral.control.registration import Registered, Turned, digest
 from corral.control.settle import Wake
 from corral.decide.dispatching import Placement
-from corral.model.ids import AgentId, JobId, RunId
+from corral.model.ids import AgentId, JobId, RunId, TokenId
 from corral.model.records import Job
 from corral.model.spec import JobSpec, Lock, Reason, Result, WorkflowSpec
 from corral.model.views import NewRun
 from corral.runtime.chance import SeededChance
-from corral.store.repo import agents, jobs
+from corral.store.repo import agents, jobs, tokens
 from corral.wire.messages import (
     PROTOCOL,
     Facts,
@@ -114,6 +114,14 @@ class World(Hand):
         found = self.hello(agent_id, claim=f"code-{agent_id}")
         assert isinstance(found, Registered), found
         return found
+
+    def static(self, agent_id: str = "static", labels: str = "mac") -> None:
+        """An agent by token: its row and its key, not yet connected."""
+        identity, key = AgentId(agent_id), digest(f"key-{agent_id}")
+        own = frozenset(labels.split())
+        self.write(agents.add, id=identity, pool="", kind="static", labels=own, project="local", key_digest=key)
+        names = {"name": agent_id, "role": "agent", "prefix": agent_id, "project": "local"}
+        self.write(tokens.add, id=TokenId(f"tok_{agent_id}"), digest=key, agent_id=identity, **names)
 
     # --- offers and reports ---
 

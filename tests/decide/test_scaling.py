@@ -59,9 +59,20 @@ class World:
             )
             for number, creation in enumerate(plan.creations)
         )
+        late = {item.pool for item in self.supply if released.get(item.agent_id) is ReleaseReason.SPAWN_TIMEOUT}
+        failed = {pool: failing(self.health.get(pool), pool, self.now) for pool in late}
         grown = {creation.job_id for creation in plan.creations}
         demand = tuple(replace(d, creates=d.creates + 1) if d.job_id in grown else d for d in self.demand)
-        return replace(self, demand=demand, supply=supply + made)
+        return replace(self, demand=demand, supply=supply + made, health={**self.health, **failed})
+
+
+def failing(known: PoolHealth | None, pool: str, now: int) -> PoolHealth:
+    """The pool's health after an instance of it did not come up in time."""
+    failures = known.failures if known else 0
+    until = max(now + scaling.backoff(failures), (known.backoff_until or 0) if known else 0)
+    return PoolHealth(
+        pool=pool, failures=failures + 1, backoff_began_at=now, backoff_until=until, last_error="it came too late"
+    )
 
 
 @st.composite
@@ -260,13 +271,16 @@ def test_a_job_goes_to_the_first_fitting_pool_with_room_and_only_none_is_a_refus
     plan = world.plan()
     wanted = {item.job_id: item for item in world.demand}
     held = Counter(item.pool for item in world.supply) + Counter(creation.pool for creation in plan.creations)
+    released = {(release.agent_id, str(release.reason)) for release in plan.releases}
     shared = len(counted(world)) + len(plan.creations) >= world.caps.max_agents
     rate = creating(world, plan) + len(plan.creations) >= world.caps.concurrent_creates
+
+    late = {item.pool for item in world.supply if (item.agent_id, "spawn-timeout") in released}
 
     def closed(pool: Pool) -> bool:
         health = world.health.get(pool.name)
         backing_off = health is not None and health.backoff_until is not None and health.backoff_until > NOW
-        return pool.draining or backing_off or held[pool.name] >= pool.max_agents
+        return pool.draining or backing_off or pool.name in late or held[pool.name] >= pool.max_agents
 
     for creation in plan.creations:
         way = route(wanted[creation.job_id].wanted, world.pools)
@@ -397,9 +411,17 @@ def test_what_is_being_destroyed_or_leaked_holds_its_slot() -> None:
 
 def test_a_provision_past_its_deadline_counts_for_nothing_and_is_released() -> None:
     late = a_supply(bound=JobId("j0"), bound_live=True, deadline_at=NOW)
-    plan = a_world(a_demand(), supply=(late,)).plan()
-    assert [c.job_id for c in plan.creations] == ["j0"]
+    plan = a_world(a_demand(), supply=(late,), pools=(a_pool(), a_pool("q", "a b"))).plan()
+    assert plan.covered == ()
+    assert [c.pool for c in plan.creations] == ["q"], "not at once from the pool that just failed"
     assert plan.releases == (Release(agent_id=AgentId("s"), reason=ReleaseReason.SPAWN_TIMEOUT),)
+
+
+def test_a_pool_that_just_failed_is_not_asked_again_at_once() -> None:
+    world = a_world(a_demand(), supply=(a_supply(bound=JobId("j0"), bound_live=True, deadline_at=NOW),))
+    (item,) = world.plan().unplaced
+    assert (item.reason, item.until) == (NotDone.BACKING_OFF, NOW + 30 * SECOND)
+    assert item.detail.endswith("last: no agent registered before the spawn deadline")
 
 
 def test_a_bound_agent_serves_others_only_after_the_grace() -> None:

@@ -59,7 +59,7 @@ def test_waiting_for_nothing_is_a_deadlock() -> None:
 
 def test_spinning_without_time_is_a_livelock() -> None:
     async def main() -> None:
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     with pytest.raises(Livelock):

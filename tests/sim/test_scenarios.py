@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from corral.backends.fake import Fail, Hang, LoseAnswer
+from corral.backends.fake import Fail, Hang, Late, LoseAnswer
 from corral.backends.interface import NoCapacity, Transient
 from corral.model.pools import Caps
 from corral.model.spec import OnLost, Reason, RetrySpec
@@ -17,10 +17,10 @@ from corral.model.views import Rerun
 from corral.sim.agents import SimAgent
 from corral.sim.link import Wire
 from corral.sim.load import job, pool, step, workflow
-from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, submit, until
+from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, static_agent, submit, until
 from corral.sim.world import World
 from corral.store.repo import agents, jobs
-from corral.wire.messages import Accept, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
+from corral.wire.messages import Accept, FinishedAck, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
 from tests.sim.histories import act, coordinator, on_message, quick
 
 RETRY = RetrySpec(attempts=3, delay=0.0)
@@ -42,6 +42,19 @@ def attempts(world: World, run_id: Any) -> list[AttemptState]:
 def cut(agent: SimAgent, message: object, frame: bytes) -> None:
     assert agent.wire is not None
     agent.wire.cut()
+
+
+def offered_to(world: World) -> list[SimAgent]:
+    """Filled with the agent that gets the next offer; its accept takes two seconds."""
+    agents_: list[SimAgent] = []
+
+    def held(agent: SimAgent, message: object, frame: bytes) -> None:
+        assert agent.wire is not None
+        agent.wire.hold(2.0, 0.0)
+        agents_.append(agent)
+
+    on_message(world, "down", Offer, held)
+    return agents_
 
 
 def twice(agent: SimAgent, message: object, frame: bytes) -> None:
@@ -196,8 +209,7 @@ def test_an_instance_that_dies_and_a_job_that_may_be_retried() -> None:
 
 def test_R1_an_agent_removed_with_an_offer_costs_no_attempt() -> None:
     async def script(world: World) -> None:
-        victims: list[SimAgent] = []
-        on_message(world, "down", Offer, lambda agent, message, frame: victims.append(agent))
+        victims = offered_to(world)
         run = await submit(world, workflow(job("one")))
         await until(world, lambda: victims, 60, "an offer")
         await world.crash_agent(victims[0])
@@ -229,7 +241,7 @@ def test_R8_an_agent_told_to_stop_ends_its_job_and_takes_no_other() -> None:
         other = await submit(world, workflow(job("next")))
         assert (await ended(world, run)).state is RunState.SUCCEEDED
         assert (await ended(world, other)).state is RunState.SUCCEEDED
-        mine = [one.job_id for one in world.truth.executions.values() if one.agent_id == agent.spec.agent_id]
+        mine = [one.job_id for one in world.truth.executions.values() if one.agent_id == agent.id]
         assert mine == [jobs_of(world, run)[0].id]
 
     act(script)
@@ -281,6 +293,64 @@ def test_Q4_a_hello_that_is_overtaken_by_that_of_a_newer_connection() -> None:
 
     world = act(script)
     assert len(world.truth.executions) == 1
+
+
+# --- static agents -----------------------------------------------------------------------------------------
+
+
+def own(name: str = "one", seconds: float = 1.0, **more: Any) -> Any:
+    return workflow(job(name, step(seconds=seconds, log=100), runs_on=["own"], **more))
+
+
+def test_a_static_agent_runs_one_job_after_the_other() -> None:
+    async def script(world: World) -> None:
+        agent = world.run_static(await static_agent(world, "own", ("own",)), "own-1")
+        for _ in range(3):
+            assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
+        assert {one.agent_id for one in world.truth.executions.values()} == {agent.id}
+
+    act(script)
+
+
+def test_a_static_agent_whose_last_acknowledgement_is_lost_can_drain() -> None:
+    async def script(world: World) -> None:
+        agent = world.run_static(await static_agent(world, "own", ("own",)), "own-1")
+        on_message(world, "down", FinishedAck, cut)
+        assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
+        await asyncio.sleep(10)
+        assert agent.worker is not None
+        agent.actor.call_soon(agent.worker.stop, "the host shuts down")
+        await until(world, lambda: agent.ending, 30, "the agent ends")
+
+    act(script)
+
+
+def test_a_static_agent_that_comes_back_as_another_process_is_in_nobodys_way() -> None:
+    async def script(world: World) -> None:
+        config = await static_agent(world, "own", ("own",))
+        agent = world.run_static(config, "own-1")
+        run = await submit(world, own(seconds=100.0, retry=RETRY))
+        await running(world)
+        await world.crash_agent(agent)
+        world.run_static(config, "own-1 again")
+        assert (await ended(world, run)).state is RunState.SUCCEEDED
+        assert attempts(world, run) == [AttemptState.LOST, AttemptState.SUCCEEDED]
+
+    act(script)
+
+
+def test_a_static_agent_that_drained_takes_jobs_again_when_it_is_started_again() -> None:
+    async def script(world: World) -> None:
+        config = await static_agent(world, "own", ("own",))
+        agent = world.run_static(config, "own-1")
+        await ended(world, await submit(world, own()))
+        assert agent.worker is not None
+        agent.actor.call_soon(agent.worker.stop, "the host shuts down")
+        await until(world, lambda: agent.ending, 30, "the agent ends")
+        world.run_static(config, "own-1 again")
+        assert (await ended(world, await submit(world, own()))).state is RunState.SUCCEEDED
+
+    act(script)
 
 
 # --- the coordinator restarts ------------------------------------------------------------------------------
@@ -381,7 +451,7 @@ def test_D9_every_instance_of_one_pass_has_its_own_name() -> None:
         assert (await ended(world, run)).state is RunState.SUCCEEDED
 
     world = act(script, pools=[pool(max_agents=8)])
-    assert len({agent.spec.agent_id for agent in world.agents.values()}) == world.host.made == 8
+    assert len({agent.id for agent in world.agents.values()}) == world.host.made == 8
 
 
 # --- capacity ----------------------------------------------------------------------------------------------
@@ -477,14 +547,7 @@ def test_K1_a_job_that_comes_as_its_agent_is_given_back(offset: int) -> None:
     """The idle agent's timeout and the next job within milliseconds of each other: the job runs, nobody is killed."""
 
     async def script(world: World) -> None:
-        offered: list[SimAgent] = []
-
-        def late(agent: SimAgent, message: object, frame: bytes) -> None:
-            assert agent.wire is not None
-            agent.wire.hold(2.0, 0.0)
-            offered.append(agent)
-
-        on_message(world, "down", Offer, late)
+        offered = offered_to(world)
         victim = await submit(world, long_job(0.5))
         await until(world, lambda: offered, 60, "an offer")
         await ask(world, lambda: world.coordinator.cancel_run(victim))
@@ -569,6 +632,21 @@ def test_L15_a_create_that_fails_and_leaves_an_instance() -> None:
     act(script)
 
 
+@pytest.mark.parametrize("seconds", [2.0, 59.9, 61.0, 75.0])
+def test_L14_an_instance_that_appears_after_it_was_given_up_is_destroyed(seconds: float) -> None:
+    """The create fails at its deadline, the provision is released and confirmed gone; then the instance is there."""
+
+    async def script(world: World) -> None:
+        assert world.site is not None
+        world.site.backend.inner.next_create.append(Late(seconds=seconds))
+        run = await submit(world, workflow(job("one")))
+        assert (await ended(world, run, 300)).state is RunState.SUCCEEDED
+        await asyncio.sleep(100)
+        assert not world.host.instances
+
+    act(script, pools=[pool(spawn_timeout=60.0)])
+
+
 @pytest.mark.parametrize("fault", [Hang(), LoseAnswer(), Fail(error=Transient("not now"))])
 def test_L6_a_destroy_that_fails_stops_no_other(fault: Any) -> None:
     async def script(world: World) -> None:
@@ -601,8 +679,7 @@ def abandoned(world: World) -> list[Any]:
 
 def test_cancel_while_it_is_offered() -> None:
     async def script(world: World) -> None:
-        offered: list[SimAgent] = []
-        on_message(world, "down", Offer, lambda agent, message, frame: offered.append(agent))
+        offered = offered_to(world)
         run = await submit(world, workflow(job("one")))
         await until(world, lambda: offered, 60, "an offer")
         await ask(world, lambda: world.coordinator.cancel_run(run))

@@ -14,7 +14,7 @@ from corral.sim.run import run_seed
 
 BATCHES = 10
 PER_BATCH = 5
-MINUTES = 3.0
+MINUTES = 2.0
 NIGHTLY = range(10_000, 10_400, 20)
 
 
@@ -42,7 +42,10 @@ def test_many_seeds(first: int) -> None:
 
 def test_a_seed_is_one_history_in_every_process() -> None:
     """Another hash seed and another address space, the same digest of every event."""
-    script = "from corral.sim.run import run_seed; import json; o, _ = run_seed(7, 2.0); print(json.dumps([o.digest, o.events]))"
+    script = (
+        "from corral.sim.run import run_seed; import json; o, _ = run_seed(7, 2.0);"
+        " print(json.dumps([o.digest, o.events]))"
+    )
 
     def told(hash_seed: str) -> list[object]:
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}

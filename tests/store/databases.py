@@ -141,4 +141,4 @@ def add_agent(connection: Connection, agent_id: str = AGENT, *, online: bool = T
     if online:
         row = found(agents.get(connection, identity))
         labels = frozenset({"linux"})
-        agents.register(connection, row, coordinator_id="coord_1", boot_id="boot", facts=FACTS, labels=labels)
+        agents.register(connection, row, coordinator_id="coord_1", boot_id="boot", number=1, facts=FACTS, labels=labels)

@@ -98,6 +98,7 @@ def test_a_run_moves_once(db: Hand) -> None:
 def test_the_first_reason_of_a_cancel_stays_and_force_is_never_taken_back(db: Hand) -> None:
     db.write(add_run)
     db.write(runs.request_cancel, RUN, force=True, reason="cancelled")
+    assert db.run().cancel_force
     db.write(runs.request_cancel, RUN, force=False, reason="run_timeout")
     run = db.run()
     assert (run.cancel_reason, run.cancel_force, run.cancel_requested_at) == ("cancelled", True, START)
@@ -249,7 +250,13 @@ def test_an_agent_is_freed_of_that_attempt_only(db: Hand) -> None:
 def test_the_newer_session_wins(db: Hand) -> None:
     db.write(add_agent)
     before = db.agent()
-    again = {"coordinator_id": "coord_1", "boot_id": "boot", "facts": FACTS, "labels": frozenset({"linux"})}
+    again = {
+        "coordinator_id": "coord_1",
+        "boot_id": "boot",
+        "number": 2,
+        "facts": FACTS,
+        "labels": frozenset({"linux"}),
+    }
     assert db.write(agents.register, before, **again) == 2
     assert db.write(agents.register, before, **again) is None, "the row has changed since it was read"
     assert not db.write(agents.disconnect, AGENT, 1), "an older session's end is no news"
@@ -271,7 +278,7 @@ def test_every_registration_knock_and_cordon_raises_the_version(db: Hand) -> Non
 def test_an_ended_agent_never_registers_again(db: Hand) -> None:
     db.write(add_agent)
     db.write(agents.end, AGENT)
-    again = {"coordinator_id": "c", "boot_id": "b", "facts": FACTS, "labels": frozenset()}
+    again = {"coordinator_id": "c", "boot_id": "b", "number": 2, "facts": FACTS, "labels": frozenset()}
     assert db.write(agents.register, db.agent(), **again) is None
     assert db.read(agents.live) == ()
 
@@ -409,11 +416,13 @@ def test_facts_are_made_once(db: Hand) -> None:
 def test_tokens(db: Hand) -> None:
     db.write(tokens.add, id=TokenId("t1"), name="n", role="admin", digest="d", prefix="p", project="local")
     assert found(db.read(tokens.by_digest, "d")).id == "t1"
-    assert db.read(tokens.count_live, "admin") == 1
+    assert db.read(tokens.is_last, TokenId("t1"), "admin")
+    db.write(tokens.add, id=TokenId("t2"), name="n", role="admin", digest="e", prefix="p", project="local")
+    assert not db.read(tokens.is_last, TokenId("t1"), "admin")
     assert db.write(tokens.revoke, TokenId("t1"))
     assert not db.write(tokens.revoke, TokenId("t1"))
     assert db.read(tokens.by_digest, "d") is None
-    assert db.read(tokens.count_live, "admin") == 0
+    assert db.read(tokens.is_last, TokenId("t2"), "admin")
 
 
 def test_the_key_of_a_static_agent_opens_no_api(db: Hand) -> None:

@@ -244,7 +244,7 @@ def test_a_second_process_is_told_who_holds_it_and_kill_9_loses_nothing_that_was
 def test_a_newer_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "corral.db"
     opened(path, lambda database: database.write(lambda c: put(c, "schema_version", 99)))
-    with pytest.raises(StoreMisconfigured, match="schema version 99; this Corral .* knows 1"):
+    with pytest.raises(StoreMisconfigured, match=r"schema version 99; this Corral .* knows 1"):
         SqliteDatabase.open(path, SystemClock())
     with pytest.raises(StoreMisconfigured, match="99"):
         SqliteDatabase.open(path, SystemClock())
@@ -377,7 +377,7 @@ def test_a_damaged_page_is_named_when_it_is_met(tmp_path: Path) -> None:
         connection.execute(text("SELECT * FROM meta ORDER BY value")).all()
         connection.execute(text("SELECT * FROM runs")).all()
 
-    with pytest.raises(StoreMisconfigured, match="damaged.*restore a copy"):
+    with pytest.raises(StoreMisconfigured, match=r"damaged.*restore a copy"):
         opened(path, lambda database: database.read(everything))
 
 

@@ -22,12 +22,14 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
     Rerun,
+    RotateToken,
     RunView,
     ServerView,
     StepView,
@@ -68,6 +70,9 @@ class FakeApi:
         """Raised by every call while it is set."""
         self.agent_key = "agent-key"
         self.cancels: list[tuple[str, bool]] = []
+        self.graces: list[float] = []
+        self.drains: list[float | None] = []
+        self.held: dict[str, str] = {}
         self.echo_agents = True
         self.linked = asyncio.Event()
         self._tokens = {
@@ -93,17 +98,26 @@ class FakeApi:
             raise Unauthenticated("this token is not known here")
         return Principal(token_id=TokenId(view.id), name=view.name, role=Role(view.role))
 
-    async def create_token(self, new: NewToken) -> CreatedToken:
+    async def create_token(self, new: NewToken, *, by: str = "") -> CreatedToken:
         if new.role not in list(Role):
             raise Invalid("the token", [Fault(path="role", message=f"no role {new.role!r}")])
         self._count += 1
         token = f"fresh-{self._count}"
-        view = TokenView(id=f"tok_{self._count}", name=new.name, role=new.role, prefix="fresh", created_at=MOMENT)
+        view = TokenView(
+            id=f"tok_{self._count}", name=new.name, role=new.role, prefix="fresh", created_at=MOMENT, created_by=by
+        )
         self._tokens[token] = view
         return CreatedToken(token=token, view=view)
 
     async def tokens(self) -> tuple[TokenView, ...]:
         return tuple(self._tokens.values())
+
+    async def rotate_token(self, token_id: TokenId, how: RotateToken, *, by: str = "") -> CreatedToken:
+        old = next((view for view in self._tokens.values() if view.id == token_id), None)
+        if old is None:
+            raise NotFound(f"no token {token_id}")
+        self.graces.append(how.grace)
+        return await self.create_token(NewToken(name=old.name, role=old.role), by=by)
 
     async def revoke_token(self, token_id: TokenId) -> TokenView:
         for token, view in self._tokens.items():
@@ -338,7 +352,27 @@ class FakeApi:
     # --- agents ---
 
     async def agents(self) -> tuple[AgentView, ...]:
-        return (AgentView(id="agent_x", pool="local", kind="process", state="online", labels=("linux",)),)
+        return (self._agent("agent_x"),)
+
+    def _agent(self, agent_id: str) -> AgentView:
+        hold = self.held.get(agent_id, "")
+        return AgentView(id=agent_id, pool="local", kind="process", state="online", labels=("linux",), hold=hold)
+
+    async def _hold(self, agent_id: AgentId, hold: str) -> AgentView:
+        if agent_id != "agent_x":
+            raise NotFound(f"no agent {agent_id}")
+        self.held[agent_id] = hold
+        return self._agent(agent_id)
+
+    async def cordon_agent(self, agent_id: AgentId, *, by: str = "") -> AgentView:
+        return await self._hold(agent_id, "cordon")
+
+    async def uncordon_agent(self, agent_id: AgentId) -> AgentView:
+        return await self._hold(agent_id, "")
+
+    async def drain_agent(self, agent_id: AgentId, how: DrainAgent, *, by: str = "") -> AgentView:
+        self.drains.append(how.hand_back_after)
+        return await self._hold(agent_id, "drain")
 
     async def pools(self) -> tuple[PoolView, ...]:
         return (PoolView(name="local", backend="process", labels=("linux",), max_agents=3),)

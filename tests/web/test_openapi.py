@@ -115,7 +115,7 @@ def archive(context: Any, value: Any) -> bytes:
 
 @schema.parametrize()
 @hypothesis.settings(
-    max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 def test_the_server_does_what_the_document_says(case: Any, url: str) -> None:
     # Revoking the token in use would make every later answer a 401.

@@ -27,7 +27,7 @@ from corral.agent.spool import Budget
 from corral.agent.steprun import Place, StepRuns, disk_reason
 from corral.agent.stopping import Abandoned, Stop, in_thread
 from corral.model.expressions import ExpressionError, run_values
-from corral.model.spec import JobOrder, Reason, Result, StepSpec
+from corral.model.spec import JobOrder, Reason, Resources, Result, StepSpec
 from corral.wire.agent import JobOutcome, StepOutcome
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class LocalJob:
         timer = asyncio.get_running_loop().call_later(self._order.spec.timeout, self._time_is_up)
         name = f"{self._order.job_id}.{self._order.attempt}"
         # The pid keeps installations apart that know a job by the same name.
-        group = cgroup.JobGroup(self._host.cgroups, f"{name}.{os.getpid()}", memory=self._order.spec.resources.memory)
+        group = cgroup.JobGroup(self._groups(), f"{name}.{os.getpid()}", memory=self._order.spec.resources.memory)
         directories: workdir.JobDirectories | None = None
         course = _Course(self._order, self._secrets, self._reports, self._host, self._halt, self.logs, group)
         try:
@@ -109,6 +109,11 @@ class LocalJob:
         finally:
             timer.cancel()
             await self._leave_nothing(directories, group)
+
+    def _groups(self) -> tuple[cgroup.Parent, ...]:
+        """Only a job that says what it needs gets groups of its own: for every process that enters one, the kernel
+        waits some 30 ms for all processors, longer than a short step runs."""
+        return self._host.cgroups if self._order.spec.resources != Resources() else ()
 
     def _time_is_up(self) -> None:
         self.cancel(reason=Reason.JOB_TIMEOUT, grace=JOB_TIMEOUT_GRACE, force=False)

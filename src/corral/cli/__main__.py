@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ GC_THRESHOLD = 50_000
 def main(arguments: Sequence[str] | None = None, wiring: Wiring | None = None) -> int:
     """Run one command; the exit code. ``wiring``: what tests put in the place of the real one."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_streams()
     if words == ["--version"]:
         # Asked for by scripts and prompts: answered without loading the command tree.
         from corral import __version__
@@ -26,6 +28,17 @@ def main(arguments: Sequence[str] | None = None, wiring: Wiring | None = None) -
         sys.stdout.write(f"corral {__version__}\n")
         return 0
     return _run(words, wiring)
+
+
+def _open_standard_streams() -> None:
+    """A caller may have closed them: then the next file or socket would get the number, and what is printed."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _run(words: list[str], wiring: Wiring | None) -> int:

@@ -40,7 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "why": _entry("why"),
     "cancel": _entry("cancel"),
     "rerun": _entry("rerun"),
-    "agents": _entry("agents"),
+    "agents": _entry("agents", "app"),
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
     "token": _entry("token", "app"),

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from corral.model.errors import Fault, Invalid
-from corral.model.labels import MAX_LABELS, RESERVED_PREFIX, label_fault, labels, reserved
+from corral.model.labels import MAX_LABELS, RESERVED_PREFIX, Labels, label_fault, labels, reserved
 from corral.model.pools import Caps, Pool
 from corral.model.views import Clean
 from corral.runtime.schema import misfits
@@ -22,7 +22,8 @@ from corral.runtime.yamlfile import Document, parse_yaml
 
 CONFIG_VERSION = 1
 BACKENDS = ("process",)
-_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$(?!\n)"
+"""``$`` alone also matches before a newline at the end."""
 _SIZE = re.compile(r"(\d+)([kmgt]?)\Z", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?\Z")
@@ -178,6 +179,7 @@ def _meaning(document: Document) -> list[Fault]:
         remedy = f"this release reads version {CONFIG_VERSION}"
         faults.append(document.fault(("version",), f"version {version} is not known", remedy))
     faults += _sizes(document, data)
+    faults += _heartbeats(document, data)
     pools = data.get("pools")
     if isinstance(pools, list):
         entries = [(index, pool) for index, pool in enumerate(pools) if isinstance(pool, dict)]
@@ -188,18 +190,35 @@ def _meaning(document: Document) -> list[Fault]:
 
 
 def _sizes(document: Document, data: dict[str, Any]) -> list[Fault]:
+    faults = []
     retention = data.get("retention")
     size = retention.get("size") if isinstance(retention, dict) else None
-    if isinstance(size, str | int):
+    if isinstance(size, str) or type(size) is int:
         try:
             parse_size(size)
         except ValueError as error:
-            return [document.fault(("retention", "size"), str(error))]
+            faults.append(document.fault(("retention", "size"), str(error)))
     uids = data.get("uids")
     found = re.match(r"(\d+)-(\d+)\Z", uids) if isinstance(uids, str) else None
     if found is not None and (int(found[1]) < 1000 or int(found[2]) < int(found[1])):
-        return [document.fault(("uids",), f"{uids} is no range of ordinary users", "FIRST-LAST, from 1000 on")]
-    return []
+        message = f"{uids} is no range of ordinary users"
+        faults.append(document.fault(("uids",), message, "FIRST-LAST, from 1000 on"))
+    return faults
+
+
+def _heartbeats(document: Document, data: dict[str, Any]) -> list[Fault]:
+    """One lost heartbeat must not be the end of a healthy agent."""
+    timing = data.get("timing")
+    given = timing if isinstance(timing, dict) else {}
+    usual = TimingConfig()
+    interval = given.get("heartbeat_interval", usual.heartbeat_interval)
+    dead_after = given.get("agent_dead_after", usual.agent_dead_after)
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (interval, dead_after))
+    if not numbers or dead_after >= 2 * interval:
+        return []
+    key = "agent_dead_after" if "agent_dead_after" in given else "heartbeat_interval"
+    message = f"agent_dead_after ({dead_after:g} s) has to be at least twice heartbeat_interval ({interval:g} s)"
+    return [document.fault(("timing", key), message)]
 
 
 def _pool(document: Document, index: int, pool: dict[str, Any]) -> list[Fault]:
@@ -211,11 +230,21 @@ def _pool(document: Document, index: int, pool: dict[str, Any]) -> list[Fault]:
         faults.append(document.fault((*at, "backend"), f"no backend {backend!r} in this release", remedy))
     for key in ("labels", "mandatory"):
         faults += _labels(document, (*at, key), pool.get(key))
+    foreign = labels(_list(pool.get("mandatory"))) - _own_labels(pool)
+    if foreign:
+        message = f"{', '.join(sorted(foreign))} is not among the pool's labels, so no job could ever fit it"
+        faults.append(document.fault((*at, "mandatory"), message, "add it to labels"))
     for position, pattern in enumerate(_list(pool.get("inherit_env"))):
         if not _VARIABLE.match(pattern):
             remedy = "a name, or a prefix followed by one *"
             faults.append(document.fault((*at, "inherit_env", position), f"{pattern!r} is no variable's name", remedy))
     return faults
+
+
+def _own_labels(pool: dict[str, Any]) -> Labels:
+    """What jobs see of the pool, the reserved labels apart."""
+    host = host_labels() if pool.get("backend") == "process" else ()
+    return labels((*_list(pool.get("labels")), *host))
 
 
 def _list(value: Any) -> list[str]:
@@ -250,7 +279,7 @@ def _twins(document: Document, pools: Sequence[tuple[int, dict[str, Any]]]) -> l
                     document.fault(("pools", index, "name"), f"{name!r} is the name of pool {names[name]} too")
                 )
             names.setdefault(name, index)
-        own = labels(_list(pool.get("labels")))
+        own = _own_labels(pool)
         if own in sets:
             message = f"has the same labels as pool {sets[own]}; jobs could not tell them apart"
             faults.append(document.fault(("pools", index, "labels"), message))

@@ -58,6 +58,7 @@ def prepared(wanted: Wanted) -> Iterator[tuple[NewRun, Source | None]]:
     tree = find_tree(wanted.path)
     lock = compile_tree(tree, diagnose=lambda text: say(text.rstrip("\n")))
     workflow = _workflow(lock, wanted)
+    _say_unused(lock, workflow, wanted)
     if wanted.git is not None:
         yield _of_commit(lock, workflow, wanted, wanted.git), None
         return
@@ -90,6 +91,17 @@ def _of_commit(lock: Lock, workflow: str, wanted: Wanted, git: GitSource) -> New
         secrets=wanted.secrets,
         event={"kind": "git", "commit": git.commit, "repository": git.url},
     )
+
+
+def _say_unused(lock: Lock, workflow: str, wanted: Wanted) -> None:
+    """A secret reaches only the jobs that name it: one that none names is worth a word, and so is an empty one."""
+    jobs = [job for each in lock.workflows if each.name == workflow for job in each.jobs]
+    named = {name for job in jobs for name in job.secrets}
+    for name, value in wanted.secrets.items():
+        if name not in named:
+            say(f"no job of {workflow} asks for the secret {name}; a job that needs it says secrets=[{name!r}]")
+        elif not value:
+            say(f"the secret {name} is empty")
 
 
 def _workflow(lock: Lock, wanted: Wanted) -> str:

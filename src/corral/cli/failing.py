@@ -40,6 +40,10 @@ def guarded(context: Any) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
             forget_stdout()
             raise typer.Exit(ExitCode.BROKEN_PIPE) from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            forget_stdout()
+            say_error(f"no space left where this command writes{f' ({error.filename})' if error.filename else ''}")
+            raise typer.Exit(ExitCode.UNREACHABLE) from None
         _unexpected(context, error)
     except Exception as error:
         _unexpected(context, error)

@@ -12,7 +12,7 @@ from corral.model.ids import JobId, RunId
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.model.views import JobView, RunView
+    from corral.model.views import AgentView, JobView, RunView
 
 LATEST = "latest"
 _FULL = 20
@@ -46,6 +46,19 @@ async def find_job(client: Client, run: str, job: str | None) -> JobView:
         return await client.job(JobId(run.lower()))
     jobs = (await find_run(client, run)).jobs
     return await client.job(JobId(job_of(jobs, job, run).id))
+
+
+async def find_agent(client: Client, text: str) -> AgentView:
+    """The agent that ``text`` names: by its id, the beginning of it, or the name of its token.
+
+    :raises NotFound: none, with what comes near. :raises Refused: several fit.
+    """
+    agents = await client.agents()
+    named = [agent.id for agent in agents if text in (agent.id, agent.name)]
+    begin = [agent.id for agent in agents if agent.id.startswith(text) or agent.id.startswith(f"agent_{text}")]
+    known = [agent.name or agent.id for agent in agents]
+    chosen = _only(named or begin, known, text, "agent")
+    return next(agent for agent in agents if agent.id == chosen)
 
 
 def job_of(jobs: Sequence[JobView], text: str | None, run: str) -> JobView:

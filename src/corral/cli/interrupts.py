@@ -11,7 +11,7 @@ from types import FrameType
 
 from corral.cli.exits import ExitCode
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupts:

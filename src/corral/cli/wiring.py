@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -268,9 +269,7 @@ async def all_in_one(
         listener.close()
         raise
     if os.geteuid() == 0:
-        say(
-            "the jobs run as root, with all that root may do here; an ordinary account keeps them apart from the machine"
-        )
+        say("jobs run as root here, with all that root may do; an ordinary account keeps them off the machine")
     try:
         web = WebServer(create_app(assembly.coordinator), [listener])
         await web.start()
@@ -283,9 +282,16 @@ async def all_in_one(
                 yield whole
             finally:
                 await whole.stop()
+                _forget_sources(directory)
                 await tidy(assembly, Clean())
     finally:
         await assembly.close()
+
+
+def _forget_sources(state_dir: Path) -> None:
+    """The agents' own copies of source archives; the one that `rerun` needs is in the source store."""
+    for copies in (state_dir / CACHE).glob("*/*/sources"):
+        shutil.rmtree(copies, ignore_errors=True)
 
 
 async def tidy(assembly: Assembly, keep: Clean) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from corral.client.events import Event, NotEvents, events
 from corral.client.problems import NotCorral, Unreachable, error_from, error_of
 from corral.model.errors import CorralError, NotFound, PermanentError, TemporaryError
-from corral.model.ids import JobId, RunId, SourceHash, TokenId
+from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
 from corral.model.spec import SourceRef
 from corral.model.views import (
     AgentView,
@@ -26,6 +26,7 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DrainAgent,
     JobView,
     LogEvent,
     NewRun,
@@ -34,6 +35,7 @@ from corral.model.views import (
     PoolView,
     Problem,
     Rerun,
+    RotateToken,
     RunView,
     ServerView,
     TokenView,
@@ -115,6 +117,18 @@ class Client:
 
     async def create_token(self, new: NewToken) -> CreatedToken:
         return await self._send("POST", "tokens", CreatedToken, new)
+
+    async def rotate_token(self, token_id: TokenId, how: RotateToken | None = None) -> CreatedToken:
+        return await self._send("POST", f"tokens/{_part(token_id)}/rotate", CreatedToken, how or RotateToken())
+
+    async def cordon_agent(self, agent_id: AgentId) -> AgentView:
+        return await self._send("POST", f"agents/{_part(agent_id)}/cordon", AgentView)
+
+    async def uncordon_agent(self, agent_id: AgentId) -> AgentView:
+        return await self._send("POST", f"agents/{_part(agent_id)}/uncordon", AgentView)
+
+    async def drain_agent(self, agent_id: AgentId, how: DrainAgent | None = None) -> AgentView:
+        return await self._send("POST", f"agents/{_part(agent_id)}/drain", AgentView, how or DrainAgent())
 
     async def revoke_token(self, token_id: TokenId) -> TokenView:
         return await self._send("DELETE", f"tokens/{_part(token_id)}", TokenView)

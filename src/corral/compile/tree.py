@@ -44,6 +44,8 @@ def find_tree(path: Path) -> Path:
     :raises NotFound: there is none.
     """
     start = path.resolve()
+    if not start.is_dir():
+        raise NotFound(f"{path} is no directory" if start.exists() else f"there is no directory {path}")
     for directory in (start, *start.parents):
         if (directory / WORKFLOWS).is_dir():
             return directory

@@ -18,12 +18,14 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
     Rerun,
+    RotateToken,
     RunView,
     ServerView,
     TokenView,
@@ -74,9 +76,18 @@ class Api(Protocol):
         """:raises Unauthenticated: unknown or revoked. Constant time in the token's content."""
         ...
 
-    async def create_token(self, new: NewToken) -> CreatedToken: ...
+    async def create_token(self, new: NewToken, *, by: str = "") -> CreatedToken:
+        """``by``: id of the token with which it is asked; empty: the server itself."""
+        ...
+
     async def tokens(self) -> tuple[TokenView, ...]: ...
-    async def revoke_token(self, token_id: TokenId) -> TokenView: ...
+    async def rotate_token(self, token_id: TokenId, how: RotateToken, *, by: str = "") -> CreatedToken:
+        """:raises Refused: it is revoked, or was replaced before."""
+        ...
+
+    async def revoke_token(self, token_id: TokenId) -> TokenView:
+        """The job of a static agent that has no other key is settled at once."""
+        ...
 
     # --- health ---
 
@@ -148,6 +159,18 @@ class Api(Protocol):
 
     async def agents(self) -> tuple[AgentView, ...]:
         """All whose instance is not gone, newest first."""
+        ...
+
+    async def cordon_agent(self, agent_id: AgentId, *, by: str = "") -> AgentView:
+        """Nothing is offered to it any more; the job in hand goes on. :raises Refused: it has ended, or drains."""
+        ...
+
+    async def uncordon_agent(self, agent_id: AgentId) -> AgentView:
+        """:raises Refused: it has ended, or its instance is being given back."""
+        ...
+
+    async def drain_agent(self, agent_id: AgentId, how: DrainAgent, *, by: str = "") -> AgentView:
+        """As a cordon, and after the job in hand it ends. :raises Refused: it has ended."""
         ...
 
     async def pools(self) -> tuple[PoolView, ...]: ...

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from corral import __version__
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, logs, queries, runs, settle
+from corral.control import bell, credentials, holding, logs, queries, runs, settle
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
 from corral.control.dispatcher import Dispatcher
@@ -31,7 +31,7 @@ from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Un
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
 from corral.model.pools import Caps, Pool
-from corral.model.records import Job
+from corral.model.records import Agent, Job
 from corral.model.secret import Secret
 from corral.model.spec import Lock, Reason, SourceRef
 from corral.model.states import RUN, ProvisionEvent, ProvisionState
@@ -40,12 +40,14 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
     Rerun,
+    RotateToken,
     RunView,
     ServerView,
     TokenView,
@@ -262,23 +264,27 @@ class Coordinator:
             raise Unauthenticated("the token is unknown or revoked")
         return Principal(token_id=TokenId(row.id), name=row.name, role=Role(row.role))
 
-    async def create_token(self, new: NewToken) -> CreatedToken:
+    async def create_token(self, new: NewToken, *, by: str = "") -> CreatedToken:
         faults = credentials.faults_of(new)
         if faults:
             raise Invalid("token", faults)
         made = credentials.make(new, self._chance)
-        row = await self._db.write(lambda c: credentials.store(c, made))
+        row = await self._db.write(lambda c: credentials.store(c, made, by))
         return CreatedToken(token=made.text, view=queries.token_view(row))
 
     async def tokens(self) -> tuple[TokenView, ...]:
         return tuple(queries.token_view(row) for row in await self._db.read(tokens.every))
 
+    async def rotate_token(self, token_id: TokenId, how: RotateToken, *, by: str = "") -> CreatedToken:
+        made, row = await self._db.write(lambda c: credentials.rotate(c, token_id, how.grace, self._chance, by))
+        return CreatedToken(token=made.text, view=queries.token_view(row))
+
     async def revoke_token(self, token_id: TokenId) -> TokenView:
         wake = Wake()
-        row = await self._db.write(lambda c: credentials.revoke(c, token_id, wake))
+        row, ended = await self._db.write(lambda c: credentials.revoke(c, token_id, wake))
         ring(self.bell, wake)
         session = self.sessions.get(row.agent_id) if row.agent_id is not None else None
-        if session is not None:
+        if session is not None and ended:
             session.close(close.REFUSED, "this agent's token was revoked")
         self.bell.ring(bell.SCALE)
         return queries.token_view(row)
@@ -462,6 +468,26 @@ class Coordinator:
 
     async def agents(self) -> tuple[AgentView, ...]:
         return await self._db.read(queries.agent_views)
+
+    async def cordon_agent(self, agent_id: AgentId, *, by: str = "") -> AgentView:
+        return await self._hold(await self._db.write(lambda c: holding.cordon(c, agent_id, by)))
+
+    async def uncordon_agent(self, agent_id: AgentId) -> AgentView:
+        return await self._hold(await self._db.write(lambda c: holding.uncordon(c, agent_id)))
+
+    async def drain_agent(self, agent_id: AgentId, how: DrainAgent, *, by: str = "") -> AgentView:
+        agent = await self._db.write(lambda c: holding.drain(c, agent_id, by, how.hand_back_after))
+        self.sessions.send(agent_id, holding.drain_message(agent, self.clock.now()))
+        return await self._hold(agent)
+
+    async def _hold(self, agent: Agent) -> AgentView:
+        """The session is told what the row says; the row alone decides."""
+        session = self.sessions.get(agent.id)
+        if session is not None:
+            session.held = agent.hold is not None
+            session.draining = session.draining and agent.cordon_reason is not None
+        self.bell.ring(bell.QUEUE, bell.SCALE)
+        return await self._db.read(lambda c: queries.one_agent(c, agent.id))
 
     async def pools(self) -> tuple[PoolView, ...]:
         isolation = {kind: str(backend.isolation) for kind, backend in self._backends.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from sqlalchemy import Connection
 
@@ -40,8 +40,8 @@ CONCURRENT_DESTROYS = 16
 DESTROY_DEADLINE = 60.0
 """Seconds one destroy call may take."""
 LIST_EVERY = 10.0
-"""Seconds between looks for instances that ended without the news of it arriving: lost, or while the database was
-away."""
+"""Seconds between looks at the instances there are: one may have ended without the news of it arriving (lost, or while
+the database was away), or appeared after it was given up."""
 LAST_WORDS = 0.8
 """Seconds that an ended agent's session gets to read what was still on the line, so that a job which ended is not
 taken for lost; together with the settling it stays within a second."""
@@ -90,28 +90,36 @@ class Host(Service):
         """Look at what exists before anything is asked for: instances that ended while nobody watched."""
         for backend in self._backends.values():
             backend.watch(self._on_ending)
-        await self._look_for_ended()
+        await self._look_at_instances()
 
-    async def _look_for_ended(self) -> None:
+    async def _look_at_instances(self) -> None:
         """The news of an end only comes sooner; what it is about can be seen at any time."""
         for backend in self._backends.values():
             if backend.can_list:
-                await self._settle_ended(backend)
+                await self._compare(backend)
         self._listed = self.clock.monotonic()
 
-    async def _settle_ended(self, backend: Backend) -> None:
+    async def _compare(self, backend: Backend) -> None:
+        """What exists against what the rows say: an instance that ended settles its job, one that was accounted as
+        gone before we looked (a slow create that landed late) goes back to being destroyed."""
+        before = await self._database.read(now)
         try:
-            ended = {one.agent_id: one for one in await backend.list() if one.ended}
+            there = {one.agent_id: one for one in await backend.list()}
         except CorralError as error:
             log.warning("the instances of backend %s cannot be listed: %s", backend.kind, error)
             return
-        news = await self._database.read(lambda c: agents.not_ended(c, ended)) if ended else ()
-        endings = [Ending(agent_id=agent_id, detail=ended[agent_id].detail) for agent_id in news]
-        await asyncio.gather(*(self._ended(ending) for ending in endings))
+        ended = [one.agent_id for one in there.values() if one.ended]
+        news, gone = await self._database.read(
+            lambda c: (agents.not_ended(c, ended), agents.gone_before(c, list(there), before))
+        )
+        if gone:
+            await self._database.write(lambda c: _reappeared(c, gone))
+            self.wake()
+        await asyncio.gather(*(self._ended(Ending(agent_id=i, detail=there[i].detail)) for i in news))
 
     async def run_once(self) -> None:
         if self.clock.monotonic() - self._listed >= LIST_EVERY:
-            await self._look_for_ended()
+            await self._look_at_instances()
         states = (ProvisionState.REQUESTED, ProvisionState.RELEASING)
         rows = await self._database.read(lambda c: (agents.provisions_of_host(c, self._host_id, states), now(c)))
         for row in rows[0]:
@@ -276,13 +284,21 @@ def _record_failed(connection: Connection, agent_id: AgentId, error: str) -> Non
     if row is None or row.state is not ProvisionState.REQUESTED:
         return
     agents.change_provision(connection, row, failed_at=NOW, error=error)
-    note_failure(connection, row.pool, error)
+    note_failure(connection, row, error)
 
 
 def _record_gone(connection: Connection, agent_id: AgentId) -> None:
     row = agents.provision(connection, agent_id)
     if row is not None and agents.advance_provision(connection, row, ProvisionEvent.GONE):
         agents.end(connection, agent_id)
+
+
+def _reappeared(connection: Connection, agent_ids: Iterable[AgentId]) -> None:
+    for agent_id in agent_ids:
+        row = agents.provision(connection, agent_id)
+        if row is not None and row.state is ProvisionState.GONE:
+            log.warning("provision %s: was gone, and its instance is there", agent_id)
+            agents.advance_provision(connection, row, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
 
 
 def _record_refusal(connection: Connection, agent_id: AgentId, error: str) -> None:
@@ -304,7 +320,7 @@ def _settle_ending(connection: Connection, ending: Ending, wake: Wake) -> None:
     never_registered = provision is not None and provision.state is ProvisionState.REQUESTED
     if agents.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
         assert provision is not None
-        note_failure(connection, provision.pool, f"the agent ended before it registered: {ending.detail}")
+        note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}")
     agent = agents.get(connection, ending.agent_id)
     if agent is None or agent.assignment is None or agent.assigned_attempt is None:
         return

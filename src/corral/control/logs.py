@@ -31,14 +31,19 @@ def key_of(connection: Connection, job_id: JobId, attempt: int | None, step: int
 
 def extent(connection: Connection, job_id: JobId, attempt: int | None, step: int) -> tuple[LogKey, int | None]:
     """The log and how many bytes it will have in the end; None while that is not known."""
-    job = queries.required(connection, job_id)
-    number = job.attempt if attempt is None else attempt
-    if not 0 <= step < _count(job):
-        raise NotFound(f"job {job.name} has {_count(job)} steps, numbered from 0; there is no step {step}")
-    if attempt is not None and jobs.attempt(connection, job_id, number) is None:
-        raise NotFound(f"job {job.name} has no attempt {number}")
+    job, number = _found(connection, job_id, attempt, step)
     key = LogKey(run_id=job.run_id, job_id=job_id, attempt=number, step=step)
     return key, _whole(connection, job, number, step)
+
+
+def _found(connection: Connection, job_id: JobId, attempt: int | None, step: int) -> tuple[Job, int]:
+    """The job and the attempt meant. :raises NotFound: no such job, attempt or step."""
+    job = queries.required(connection, job_id)
+    if not 0 <= step < _count(job):
+        raise NotFound(f"job {job.name} has {_count(job)} steps, numbered from 0; there is no step {step}")
+    if attempt is not None and jobs.attempt(connection, job_id, attempt) is None:
+        raise NotFound(f"job {job.name} has no attempt {attempt}")
+    return job, job.attempt if attempt is None else attempt
 
 
 def _count(job: Job) -> int:
@@ -120,11 +125,7 @@ class Follower:
 
 
 def _situation(connection: Connection, job_id: JobId, attempt: int | None, step: int) -> _Situation:
-    job = queries.required(connection, job_id)
-    number = attempt if attempt else job.attempt
+    job, number = _found(connection, job_id, attempt or None, step)
     key = LogKey(run_id=job.run_id, job_id=job_id, attempt=number, step=step)
     over = job.state in JOB.terminal
-    count = _count(job)
-    if step >= count:
-        raise NotFound(f"job {job.name} has {count} steps, numbered from 0; there is no step {step}")
-    return _Situation(key=key, whole=_whole(connection, job, number, step), last=step >= count - 1, over=over)
+    return _Situation(key=key, whole=_whole(connection, job, number, step), last=step >= _count(job) - 1, over=over)

@@ -9,19 +9,22 @@ from sqlalchemy import Connection
 
 from corral.control.lines import LastLines
 from corral.control.scaler import Reasons
-from corral.decide.matching import Wanted, nearest, route
+from corral.decide.matching import Offered, Wanted, fits, nearest, route
 from corral.decide.scaling import NotDone, Unplaced, no_pool
 from corral.model.errors import NotFound
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.pools import Pool
-from corral.model.records import Agent, Attempt, Job, ListedJob, Provision, Run, Step, Token
+from corral.model.records import Agent, Attempt, Hold, Job, ListedJob, Provision, Run, Step, Token
 from corral.model.spec import StepSpec
 from corral.model.states import JOB, AgentState, JobState, ProvisionState
 from corral.model.views import AgentView, AttemptView, JobView, PoolView, RunView, StepView, TokenView, WhyView
 from corral.runtime.clock import SECOND, rfc3339
-from corral.store.repo import agents, jobs, runs
+from corral.store.repo import agents, jobs, runs, tokens
 from corral.store.repo.installation import now
 from corral.wire.messages import Facts
+
+STATIC_SHOWN = 5
+"""Static agents that a story names; a fleet of them would drown the rest."""
 
 
 def when(moment: int | None) -> str | None:
@@ -200,6 +203,8 @@ def why(connection: Connection, job_id: JobId, pools: Sequence[Pool], reasons: R
     waiting = unplaced.detail if unplaced is not None else _waiting_for(job, reasons)
     if waiting:
         sentences.append(f"it waits: {waiting}")
+    if job.state is JobState.QUEUED:
+        sentences += _absent(connection, job)
     if job.state in JOB.terminal:
         sentences.append(_end_sentence(job))
     return WhyView(
@@ -210,6 +215,28 @@ def why(connection: Connection, job_id: JobId, pools: Sequence[Pool], reasons: R
         sentences=tuple(sentences),
         fix=_fix(job, unplaced, pools),
     )
+
+
+def _absent(connection: Connection, job: Job) -> list[str]:
+    """Static agents that would take it, and why they do not."""
+    wanted = Wanted(labels=job.labels, excludes=job.excludes)
+    fitting = [row for row in agents.static(connection) if fits(wanted, Offered(labels=row.labels))]
+    names = tokens.names_of_agents(connection) if fitting else {}
+    return [
+        f"static agent {names.get(row.id, row.id)} fits; {why_not}"
+        for row in fitting[:STATIC_SHOWN]
+        if (why_not := _absence(row))
+    ]
+
+
+def _absence(agent: Agent) -> str:
+    if agent.state is not AgentState.ONLINE:
+        return "it is not connected"
+    if agent.hold is not None:
+        return "an operator drains it" if agent.hold is Hold.DRAIN else "it is cordoned by an operator"
+    if agent.cordon_reason is not None:
+        return f"it is cordoned: {agent.cordon_reason}"
+    return "it has another job" if agent.assignment is not None else ""
 
 
 def _unplaced(job: Job, pools: Sequence[Pool], reasons: Reasons) -> Unplaced | None:
@@ -228,7 +255,7 @@ def _story(connection: Connection, job: Job) -> list[str]:
         dated += _provision_story(provision)
     for attempt in jobs.attempts_of(connection, job.id):
         dated += _attempt_story(attempt)
-    sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated)]
+    sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated, key=lambda entry: entry[0])]
     return sentences
 
 
@@ -306,24 +333,40 @@ def _label_fix(wanted: Wanted, pools: Sequence[Pool]) -> str:
 
 
 def agent_views(connection: Connection) -> tuple[AgentView, ...]:
-    rows = agents.live(connection)
+    return _agent_views(connection, agents.live(connection))
+
+
+def one_agent(connection: Connection, agent_id: AgentId) -> AgentView:
+    """:raises NotFound: no such agent."""
+    views = _agent_views(connection, agents.some(connection, [agent_id]))
+    if not views:
+        raise NotFound(f"no agent {agent_id}")
+    return views[0]
+
+
+def _agent_views(connection: Connection, rows: Sequence[Agent]) -> tuple[AgentView, ...]:
     ids = [row.id for row in rows]
     provisions = {row.agent_id: row for row in agents.some_provisions(connection, ids)}
     facts = agents.facts(connection, ids)
-    views = [_agent_view(row, provisions.get(row.id), facts.get(row.id)) for row in rows]
+    names = tokens.names_of_agents(connection)
+    views = [_agent_view(row, provisions.get(row.id), facts.get(row.id), names.get(row.id, "")) for row in rows]
     return tuple(reversed(views))
 
 
-def _agent_view(row: Agent, provision: Provision | None, facts: Facts | None) -> AgentView:
+def _agent_view(row: Agent, provision: Provision | None, facts: Facts | None, name: str) -> AgentView:
     seen = row.disconnected_at or row.connected_at
     return AgentView(
         id=row.id,
+        name=name,
         pool=row.pool,
         kind=row.kind,
         state=row.state,
         labels=tuple(sorted(row.labels)),
         job_id=row.assignment or "",
         cordon_reason=row.cordon_reason or "",
+        hold=row.hold or "",
+        held_by=row.held_by or "",
+        held_at=when(row.held_at),
         provision_state=provision.state if provision else "",
         host=facts.host if facts else "",
         version=facts.version if facts else "",
@@ -378,6 +421,7 @@ def _idle(agent: Agent | None) -> bool:
         and agent.state is AgentState.ONLINE
         and agent.assignment is None
         and agent.cordon_reason is None
+        and agent.hold is None
     )
 
 
@@ -391,6 +435,9 @@ def token_view(token: Token) -> TokenView:
         last_used_at=when(token.last_used_at),
         revoked_at=when(token.revoked_at),
         agent_id=token.agent_id or "",
+        created_by=token.created_by or "",
+        replaced_by=token.replaced_by or "",
+        expires_at=when(token.expires_at),
     )
 
 

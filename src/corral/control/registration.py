@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from corral.control import settle
+from corral.control.holding import STATIC, drain_message
 from corral.control.settle import Wake
+from corral.decide.scaling import ReleaseReason
 from corral.model.errors import Conflict
-from corral.model.ids import AgentId, JobId, RunId
+from corral.model.ids import AgentId, JobId, RunId, TokenId
 from corral.model.labels import Labels, label_fault
-from corral.model.records import Agent, Attempt, Provision
+from corral.model.records import Agent, Attempt, Hold, Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, AgentState, AttemptState, ProvisionEvent, ProvisionState
-from corral.store.repo import agents, jobs
+from corral.store.repo import agents, jobs, tokens
 from corral.store.repo.installation import now
-from corral.wire.messages import PROTOCOL, Action, HeldJob, HeldState, Hello, RefusedCode
+from corral.wire.messages import PROTOCOL, Action, Drain, HeldJob, HeldState, Hello, RefusedCode
 
 CLAIM_MARGIN = 60 * 1_000_000
 """Microseconds that redeeming leaves an agent at least to finish registering."""
@@ -41,6 +43,7 @@ class Turned:
     message: str
     retry_after: float = 0.0
     verified: bool = False
+    wake: Wake = field(default_factory=Wake)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,9 @@ class Registered:
     bound: JobId | None
     releasing: bool
     cordoned: bool
+    held: bool
+    drain: Drain | None
+    """To be told to an agent that an operator drains."""
     assignment: tuple[JobId, int] | None
     answers: tuple[HeldAnswer, ...]
     wake: Wake = field(default_factory=Wake)
@@ -105,6 +111,8 @@ def _unknown() -> Turned:
 
 def _verify(connection: Connection, hello: Hello, agent: Agent, provision: Provision | None) -> Turned | None:
     """By key or by claim; None: it is this agent, and its key is bound (an agent of another protocol binds none)."""
+    if agent.kind == STATIC:
+        return _static_key(connection, hello, agent)
     if agent.key_digest is not None and hmac.compare_digest(agent.key_digest, digest(hello.key)):
         return None
     if not hello.claim_code:
@@ -120,6 +128,34 @@ def _verify(connection: Connection, hello: Hello, agent: Agent, provision: Provi
     if not agents.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
         return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
     return None
+
+
+def _static_key(connection: Connection, hello: Hello, agent: Agent) -> Turned | None:
+    """Each token of the agent is a key while it lives: two of them during a rotation."""
+    found = tokens.of_key(connection, agent.id, digest(hello.key))
+    if found is None:
+        return _unknown()
+    token, live = found
+    if live:
+        return None
+    replaced = token.replaced_by is not None and token.revoked_at is None
+    message = "this token was replaced and its grace is over; give the agent the new one"
+    if not replaced:
+        message = "this agent's token was revoked"
+    wake = Wake()
+    if agent.boot_id == hello.boot_id:
+        # It ends now and takes its job with it: nobody has to wait until it is missed.
+        lose_job(connection, agent, message, wake)
+    return Turned(code=RefusedCode.REVOKED, message=message, verified=True, wake=wake)
+
+
+def lose_job(connection: Connection, agent: Agent, detail: str, wake: Wake) -> None:
+    """Settle the job of an agent that will not come back."""
+    if agent.assignment is None or agent.assigned_attempt is None:
+        return
+    row = jobs.attempt(connection, agent.assignment, agent.assigned_attempt)
+    if row is not None and row.state not in ATTEMPT.terminal:
+        settle.lose(connection, row, Reason.AGENT_LOST, detail, wake, instance_gone=True)
 
 
 def _ended_claim(connection: Connection, provision: Provision, *, spent: bool) -> Turned:
@@ -155,6 +191,10 @@ def _welcome(
 ) -> Registered:
     agent = agents.get(connection, agent_id)
     assert agent is not None
+    if agent.kind == STATIC:
+        _settle_in(connection, agent, hello)
+        agent = agents.get(connection, agent_id)
+        assert agent is not None
     labels = (provision.labels if provision else _own(agent.labels)) | _fact_labels(hello)
     session = agents.register(
         connection,
@@ -173,6 +213,7 @@ def _welcome(
     wake = Wake(queue=True)
     answers = tuple(_answer(connection, agent, held, wake) for held in hello.jobs)
     _settle_missing(connection, agent, hello, wake)
+    _cordon_at_registration(connection, agent, hello)
     after = agents.get(connection, agent_id)
     assert after is not None
     assignment = None
@@ -187,10 +228,32 @@ def _welcome(
         bound=provision.job_id if provision else None,
         releasing=releasing,
         cordoned=after.cordon_reason is not None,
+        held=after.hold is not None,
+        drain=drain_message(after, now(connection)) if after.hold is Hold.DRAIN else None,
         assignment=assignment,
         answers=answers,
         wake=wake,
     )
+
+
+def _settle_in(connection: Connection, agent: Agent, hello: Hello) -> None:
+    """A static agent's key is the one it uses; the first use of a new one ends the one that it replaces."""
+    key = digest(hello.key)
+    if agent.key_digest == key:
+        return
+    agents.set_key(connection, agent.id, key)
+    found = tokens.of_key(connection, agent.id, key)
+    if found is not None:
+        tokens.expire(connection, TokenId(found[0].id))
+
+
+def _cordon_at_registration(connection: Connection, agent: Agent, hello: Hello) -> None:
+    """Corral's own cordon of a static agent is over, whatever it was for: it is here and answers. An operator's hold
+    stays. One whose host told it to stop takes nothing more."""
+    if agent.kind == STATIC:
+        agents.uncordon(connection, agent.id)
+    if hello.draining:
+        agents.cordon(connection, agent.id, ReleaseReason.DRAIN)
 
 
 def _activate(connection: Connection, provision: Provision, coordinator_id: str) -> None:

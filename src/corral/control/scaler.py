@@ -25,7 +25,7 @@ from corral.model.errors import Conflict
 from corral.model.ids import AgentId, CoordinatorId, JobId
 from corral.model.labels import NO_LABELS
 from corral.model.pools import Caps, Pool
-from corral.model.records import Agent, PoolHealth, Provision
+from corral.model.records import Agent, Hold, PoolHealth, Provision
 from corral.model.secret import Secret
 from corral.model.spec import Reason
 from corral.model.states import AgentState, JobEvent, ProvisionEvent, ProvisionState
@@ -114,7 +114,8 @@ class Scaler(Service):
         pools = self._settings.pools()
         world = await self._database.read(lambda c: look(c, pools))
         plan = scaling.plan(world.demand, world.supply, pools, self._settings.caps(), world.health, world.now)
-        self.reasons = Reasons(unplaced={item.job_id: item for item in plan.unplaced}, covered=frozenset(plan.covered))
+        coming = frozenset(plan.covered) | {creation.job_id for creation in plan.creations}
+        self.reasons = Reasons(unplaced={item.job_id: item for item in plan.unplaced}, covered=coming)
         await self._commit(plan, world, pools)
         await self._give_up(plan, world, pools)
 
@@ -236,6 +237,8 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         assigned=agent is not None and agent.assignment is not None,
         ever_assigned=agent is not None and agent.ever_assigned,
         cordon=agent.cordon_reason if agent else None,
+        held=agent is not None and agent.hold is not None,
+        draining=agent is not None and agent.hold is Hold.DRAIN,
         idle_since=agent.idle_since if agent else None,
         deadline_at=row.deadline_at if row.sent_at is not None else row.requested_at + UNSENT_TIMEOUT,
         failed=row.failed_at is not None,
@@ -254,6 +257,7 @@ def _static_supply(agent: Agent) -> Supply:
         online=True,
         assigned=agent.assignment is not None,
         cordon=agent.cordon_reason,
+        held=agent.hold is not None,
         idle_since=agent.idle_since,
         static=True,
     )
@@ -281,6 +285,8 @@ def admit(
         raise Conflict(f"pool {pool.name} has its {pool.max_agents} agents")
     if agents.count_live(connection) >= caps.max_agents:
         raise Conflict(f"the cluster has its {caps.max_agents} agents")
+    if agents.count_creating(connection) >= caps.concurrent_creates:
+        raise Conflict(f"{caps.concurrent_creates} instances are being created already")
     agents.add(connection, id=identity, pool=pool.name, kind="provisioned", labels=creation.labels, project="local")
     agents.add_provision(
         connection,
@@ -313,13 +319,17 @@ def let_go(connection: Connection, term: Term, release: Release, provision: Prov
     if not agents.advance_provision(connection, provision, ProvisionEvent.RELEASE, release_reason=release.reason):
         raise Conflict("the provision changed meanwhile")
     if release.reason is ReleaseReason.SPAWN_TIMEOUT:
-        note_failure(connection, provision.pool, "no agent registered before the spawn deadline")
+        note_failure(connection, provision, scaling.SPAWN_TIMEOUT_ERROR)
 
 
-def note_failure(connection: Connection, pool: str, error: str) -> None:
-    """One more failure of the pool in a row: its next creation waits longer."""
-    failures = next((row.failures for row in agents.health(connection) if row.pool == pool), 0)
-    agents.pool_failed(connection, pool, error, scaling.backoff(failures))
+def note_failure(connection: Connection, provision: Provision, error: str) -> None:
+    """A failure of its pool: the next creation waits, longer with each in a row. Several that were under way together
+    are one failure: only what was asked for after the pause began makes it longer."""
+    known = next((row for row in agents.health(connection) if row.pool == provision.pool), None)
+    if known is not None and known.backoff_began_at is not None and provision.requested_at <= known.backoff_began_at:
+        agents.pool_error(connection, provision.pool, error)
+        return
+    agents.pool_failed(connection, provision.pool, error, scaling.backoff(known.failures if known is not None else 0))
 
 
 def _fail(connection: Connection, item: Unplaced, health: Mapping[str, PoolHealth], wake: Wake) -> None:

@@ -51,6 +51,7 @@ from corral.wire.messages import (
     FromAgent,
     Heartbeat,
     HeartbeatAck,
+    HeldState,
     Hello,
     JobAnswer,
     JobFinished,
@@ -242,6 +243,10 @@ class Session:
         self.bound: JobId | None = None
         self.idle_since = 0
         self.draining = False
+        self.held = False
+        """By an operator."""
+        self._flushing: set[tuple[JobId, int]] = set()
+        """Jobs that it was told to stop and whose end it has not reported yet: it would decline another."""
         self.assignment: tuple[JobId, int] | None = None
         self.offered: Offered = Offered(labels=NO_LABELS)
 
@@ -249,7 +254,8 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        return self.assignment is None and not self.draining and self._closing is None and not self.over.is_set()
+        able = self.assignment is None and not self.draining and not self.held and not self._flushing
+        return able and self._closing is None and not self.over.is_set()
 
     def send(self, message: ToAgent) -> None:
         if self._outbox.qsize() >= OUTBOX_LIMIT:
@@ -414,6 +420,7 @@ class Session:
         self._sessions.greet(self._greeted)
         outcome = await self._register(hello)
         if isinstance(outcome, Turned):
+            ring(self._s.bell, outcome.wake)
             self._refuse(outcome)
             return
         self._adopt(hello, outcome)
@@ -434,6 +441,8 @@ class Session:
         )
         if outcome.releasing:
             self.send(Drain(reason="this instance is being given back", deadline=0.0))
+        elif outcome.drain is not None:
+            self.send(outcome.drain)
         self._protocol.welcomed(self._s.clock.monotonic())
         self._sessions.adopt(self)
         self._s.bell.ring(bell.QUEUE, bell.SCALE, bell.STOPS)
@@ -472,6 +481,12 @@ class Session:
         self.bound = outcome.bound
         self.idle_since = self._s.clock.now()
         self.draining = hello.draining or outcome.releasing or outcome.cordoned
+        self.held = outcome.held
+        self._flushing = {
+            (answer.job_id, answer.attempt)
+            for answer, held in zip(outcome.answers, hello.jobs, strict=True)
+            if answer.action is Action.STOP and held.state is not HeldState.ACCEPTED
+        }
         self.assignment = outcome.assignment
         self.offered = Offered(labels=outcome.labels, mandatory=mandatory, default=default)
         for answer in outcome.answers:
@@ -607,6 +622,7 @@ class Session:
         for job_id, attempt in applied.finished:
             await self._seal_logs(job_id, attempt, printed=(job_id, attempt) in printed)
             self.send(FinishedAck(job_id=job_id, attempt=attempt))
+            self._flushing.discard((job_id, attempt))
             if self.single_use:
                 self.draining = True
             self.vacate(job_id, attempt)

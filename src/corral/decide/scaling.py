@@ -25,6 +25,9 @@ BACKOFF_BASE = 30 * 1_000_000
 BACKOFF_MAX = 15 * 60 * 1_000_000
 
 
+SPAWN_TIMEOUT_ERROR = "no agent registered before the spawn deadline"
+
+
 class NotDone(StrEnum):
     """Why a queued job gets no new instance now."""
 
@@ -82,6 +85,10 @@ class Supply:
     assigned: bool = False
     ever_assigned: bool = False
     cordon: str | None = None
+    held: bool = False
+    """An operator wants nothing offered to it: it serves nobody and stays."""
+    draining: bool = False
+    """An operator wants it back once it has no job."""
     idle_since: int | None = None
     deadline_at: int | None = None
     failed: bool = False
@@ -151,9 +158,11 @@ def plan(
         for item in supply
         if (reason := _release(item, by_pool.get(item.pool), now)) is not None
     ]
+    by_id = {item.agent_id: item for item in supply}
     leaving = {release.agent_id for release in releases}
     usable = _Usable.of([item for item in supply if item.agent_id not in leaving], queued, now)
-    room = _Room.of(supply, leaving, pools, caps, health, now)
+    late = {by_id[r.agent_id].pool for r in releases if r.reason is ReleaseReason.SPAWN_TIMEOUT}
+    room = _Room.of(supply, leaving, pools, caps, _after_failure(health, late, now), now)
     creations: list[Creation] = []
     unplaced: list[Unplaced] = []
     covered: list[JobId] = []
@@ -187,6 +196,8 @@ def _release(item: Supply, pool: Pool | None, now: int) -> ReleaseReason | None:
         return None
     if item.cordon is not None:
         return _cordon_reason(item.cordon)
+    if item.draining:
+        return ReleaseReason.DRAIN
     if item.state is ProvisionState.REQUESTED:
         return _never_registered(item, now)
     if pool is None or pool.draining:
@@ -217,6 +228,24 @@ def _idle(left: Sequence[Supply], by_pool: Mapping[str, Pool], now: int) -> list
         and (pool := by_pool.get(item.pool)) is not None
         and now - item.idle_since >= pool.idle_timeout * 1_000_000
     ]
+
+
+def _after_failure(health: Mapping[str, PoolHealth], failed: Set[str], now: int) -> Mapping[str, PoolHealth]:
+    """As it will be when this plan is committed: a pool that just failed is not asked again at once."""
+    return {**health, **{pool: _failing(health.get(pool), pool, now) for pool in failed}}
+
+
+def _failing(known: PoolHealth | None, pool: str, now: int) -> PoolHealth:
+    if known is not None and known.backoff_until is not None and now < known.backoff_until:
+        return known
+    before = known.failures if known is not None else 0
+    return PoolHealth(
+        pool=pool,
+        failures=before + 1,
+        backoff_began_at=now,
+        backoff_until=now + backoff(before),
+        last_error=SPAWN_TIMEOUT_ERROR,
+    )
 
 
 # --- what is there -----------------------------------------------------------------------------------------
@@ -261,7 +290,7 @@ def _size(offered: Offered) -> tuple[int, list[str], list[str], bool]:
 
 
 def _can_serve(item: Supply, now: int) -> bool:
-    if item.cordon is not None or item.failed or item.ended or item.lost or item.assigned:
+    if item.cordon is not None or item.held or item.failed or item.ended or item.lost or item.assigned:
         return False
     if item.state is ProvisionState.REQUESTED:
         return item.deadline_at is None or now < item.deadline_at

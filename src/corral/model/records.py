@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from corral.model.ids import AgentId, JobId, RunId
@@ -43,8 +45,10 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class ListedJob(Struct, frozen=True, kw_only=True):
-    """A job without its specification: what lists show. ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started.
-    ``offers``: offers since it was last queued that nobody took."""
+    """A job without its specification: what lists show.
+
+    ``attempt``: number of the latest attempt, 0 before the first. ``tries``: attempts that were started. ``offers``:
+    offers since it was last queued that nobody took."""
 
     id: JobId
     run_id: RunId
@@ -116,9 +120,19 @@ class Step(Struct, frozen=True, kw_only=True):
     finished_at: int | None
 
 
+class Hold(StrEnum):
+    """What an operator asked of an agent."""
+
+    CORDON = "cordon"
+    """Nothing is offered to it any more."""
+    DRAIN = "drain"
+    """Nor that, and after the job in hand it ends."""
+
+
 class Agent(Struct, frozen=True, kw_only=True):
-    """``kind``: ``provisioned`` (a backend made its instance) or ``static`` (a token). ``cordon_reason`` None:
-    not cordoned. ``session`` rises at every registration; ``connection`` is the agent's own count in ``boot_id``."""
+    """``kind``: ``provisioned`` (a backend made its instance) or ``static`` (a token). ``cordon_reason``: Corral's own
+    cordon; ``hold``: an operator's; None: there is none. ``hand_back_at``: when a draining agent gives up the job it
+    has in hand. ``session`` rises at every registration; ``connection`` is the agent's own count in ``boot_id``."""
 
     id: AgentId
     project: str
@@ -135,6 +149,10 @@ class Agent(Struct, frozen=True, kw_only=True):
     assigned_attempt: int | None
     ever_assigned: bool
     cordon_reason: str | None
+    hold: Hold | None
+    held_by: str | None
+    held_at: int | None
+    hand_back_at: int | None
     missed_acks: int
     created_at: int
     knocked_at: int | None
@@ -180,6 +198,9 @@ class Provision(Struct, frozen=True, kw_only=True):
 
 
 class Token(Struct, frozen=True, kw_only=True):
+    """``created_by``: the token that made it. ``replaced_by``: the one that a rotation made in its place;
+    ``expires_at``: until when this one still opens anything then."""
+
     id: str
     project: str
     name: str
@@ -189,6 +210,9 @@ class Token(Struct, frozen=True, kw_only=True):
     created_at: int
     last_used_at: int | None
     revoked_at: int | None
+    created_by: str | None
+    replaced_by: str | None
+    expires_at: int | None
 
 
 class PoolHealth(Struct, frozen=True, kw_only=True):

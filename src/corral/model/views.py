@@ -151,19 +151,33 @@ class LogEvent(Struct, frozen=True, kw_only=True):
 
 
 class AgentView(Struct, frozen=True, kw_only=True):
+    """``cordon_reason``: Corral's own cordon. ``hold``: an operator's (``cordon`` or ``drain``), by whom (a token's
+    id) and since when. ``name``: of a static agent's token."""
+
     id: str
+    name: str = ""
     pool: str
     kind: str
     state: str
     labels: tuple[str, ...]
     job_id: str = ""
     cordon_reason: str = ""
+    hold: str = ""
+    held_by: str = ""
+    held_at: str | None = None
     provision_state: str = ""
     host: str = ""
     version: str = ""
     created_at: str = ""
     last_seen_at: str | None = None
     cause: str = ""
+
+
+class DrainAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``hand_back_after``: seconds after which a job in hand is given up and settled by its policy for loss; None: it
+    ends by itself, at the latest by its own timeout."""
+
+    hand_back_after: Annotated[float, Meta(ge=0, le=30 * 86400)] | None = None
 
 
 class PoolView(Struct, frozen=True, kw_only=True):
@@ -203,6 +217,12 @@ class TokenView(Struct, frozen=True, kw_only=True):
     revoked_at: str | None = None
     agent_id: str = ""
     """Of a static agent's token."""
+    created_by: str = ""
+    """Id of the token with which it was made."""
+    replaced_by: str = ""
+    """Id of the token that a rotation made in its place."""
+    expires_at: str | None = None
+    """When a replaced token stops working."""
 
 
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,6 +231,12 @@ class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     role: str
     labels: tuple[str, ...] = ()
+
+
+class RotateToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``grace``: seconds for which the old token works beside the new one."""
+
+    grace: Annotated[float, Meta(ge=0, le=30 * 86400)] = 3600.0
 
 
 class CreatedToken(Struct, frozen=True, kw_only=True):

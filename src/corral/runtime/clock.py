@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 Micros = int
@@ -44,10 +44,15 @@ class SystemClock:
 
 def rfc3339(moment: Micros) -> str:
     """``2025-01-31T10:00:00.000000Z``."""
-    return datetime.fromtimestamp(moment / SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Whole numbers throughout: a float of seconds is off by a microsecond from the next century on.
+    seconds, micros = divmod(moment, SECOND)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_rfc3339(text: str) -> Micros:
     """The inverse of :func:`rfc3339`. :raises ValueError: for any other form."""
     moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
-    return round(moment.timestamp() * SECOND)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

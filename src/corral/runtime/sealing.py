@@ -49,21 +49,24 @@ class Sealer:
 
 
 def load_key(path: Path, chance: Chance) -> bytes:
-    """The key of a file of mode 0600, made at first use.
+    """The key of a file of mode 0600, made at first use; the lock of the database beside it keeps others out.
 
     :raises PermanentError: the file cannot be read, or does not hold a key.
     """
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    if path.exists():
         return _read_key(path)
+    key = chance.token_bytes(KEY_BYTES)
+    # Whole or not at all: half a key, left by a crash or a full disk, would be refused at every later start.
+    new = path.with_name(path.name + ".new")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
     except OSError as error:
+        new.unlink(missing_ok=True)
         raise PermanentError(f"cannot make the key file {path}: {error.strerror}") from error
-    with os.fdopen(fd, "wb") as file:
-        key = chance.token_bytes(KEY_BYTES)
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
     return key
 
 

@@ -38,6 +38,7 @@ class Service(ABC):
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._turn = asyncio.Lock()
 
     @abstractmethod
     async def run_once(self) -> None:
@@ -54,25 +55,27 @@ class Service(ABC):
         self._wake.set()
 
     async def start(self) -> None:
-        """Start the loop; a second call does nothing."""
-        if self._task is None:
-            self._stopping = False
-            await self.on_start()
-            self._task = asyncio.create_task(self._loop(), name=self.name)
+        """Start the loop; a second call does nothing. Calls from many sides take turns, with those of :meth:`stop`."""
+        async with self._turn:
+            if self._task is None:
+                self._stopping = False
+                await self.on_start()
+                self._task = asyncio.create_task(self._loop(), name=self.name)
 
     async def stop(self, grace: float = 5.0) -> None:
         """End the loop after the pass in hand, at the latest after ``grace`` seconds; a second call does nothing."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        self._stopping = True
-        self._wake.set()
-        done, _ = await asyncio.wait({task}, timeout=grace)
-        if not done:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await self.on_stop()
+        async with self._turn:
+            task, self._task = self._task, None
+            if task is None:
+                return
+            self._stopping = True
+            self._wake.set()
+            done, _ = await asyncio.wait({task}, timeout=grace)
+            if not done:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            await self.on_stop()
 
     async def _loop(self) -> None:
         failures = 0
@@ -95,6 +98,8 @@ class Service(ABC):
             await self.clock.sleep(pause)
 
     async def _pause(self, failures: int) -> None:
+        if self._stopping:
+            return
         pause = self.interval
         if failures:
             pause = min(max(self.interval, 0.1) * 2 ** min(failures, 16), FAILURE_PAUSE_MAX)

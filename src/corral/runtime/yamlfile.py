@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,11 @@ from corral.runtime.schema import Path, dotted
 SIZE_LIMIT = 1024 * 1024
 """Bytes of one configuration file."""
 DEPTH_LIMIT = 32
+
+_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")
+"""At the start of a node: a tag that somebody wrote, behind an anchor where there is one."""
+_SHOWN = 60
+"""Characters of a value that a message repeats."""
 
 Place = tuple[int, int]
 """Line and column, from 1."""
@@ -49,18 +55,23 @@ def parse_yaml(text: str, name: str) -> Document:
         raise Invalid(name, [Fault(file=name, line=line, column=column, message=str(error.problem or error))]) from None
     except (YAMLError, RecursionError, ValueError) as error:
         raise Invalid(name, [Fault(file=name, message=f"is not YAML: {error}")]) from None
-    builder = _Builder(name)
+    builder = _Builder(name, text)
     data = builder.build(node, ()) if node is not None else {}
     if builder.faults:
         raise Invalid(name, sorted(builder.faults))
     return Document(name=name, data=data, places=builder.places)
 
 
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
 class _Builder:
     """From YAML nodes to plain data; a node met twice is an alias."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, text: str) -> None:
         self.name = name
+        self._text = text
         self.places: dict[Path, Place] = {}
         self.faults: list[Fault] = []
         self._seen: set[int] = set()
@@ -72,6 +83,9 @@ class _Builder:
         self._seen.add(id(node))
         if len(path) > DEPTH_LIMIT:
             return self._refuse(node, path, f"is nested deeper than {DEPTH_LIMIT} levels")
+        tag = _TAG.match(self._text, node.start_mark.index)
+        if tag is not None:
+            return self._refuse(node, path, f"the tag {_shown(tag[1])} is not allowed here", "leave it out")
         match node.id:
             case "mapping":
                 return self._mapping(node, path)
@@ -105,13 +119,17 @@ class _Builder:
                     return int(text.replace("_", ""), 0)
                 case "float":
                     return float(text.replace("_", ""))
-                case "bool":
+                case "bool" if text.lower() in ("true", "false"):
                     return text.lower() == "true"
                 case "null":
                     return None
         except ValueError:
-            return self._refuse(node, path, f"{text!r} is not a number that is understood here", "put it in quotes")
-        return self._refuse(node, path, f"{text!r} has type {kind!r}, which is not allowed here", "put it in quotes")
+            return self._refuse(
+                node, path, f"{_shown(text)} is not a number that is understood here", "put it in quotes"
+            )
+        return self._refuse(
+            node, path, f"{_shown(text)} has type {kind!r}, which is not allowed here", "put it in quotes"
+        )
 
     def _refuse(self, node: Any, path: Path, message: str, remedy: str = "") -> None:
         mark = node.start_mark

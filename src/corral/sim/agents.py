@@ -13,6 +13,7 @@ from corral.agent.interface import LinkClosed as AgentLinkClosed
 from corral.agent.worker import Worker
 from corral.backends.interface import InstanceSpec
 from corral.model.agentconfig import AgentConfig
+from corral.model.ids import AgentId
 from corral.runtime.chance import SeededChance
 from corral.runtime.clock import Clock
 from corral.sim.actors import Actor
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 class SimAgent:
     """One instance from its creation to its end. ``cut_until``: nobody is reached before that second."""
 
-    def __init__(self, world: World, spec: InstanceSpec, name: str) -> None:
+    def __init__(self, world: World, config: AgentConfig, name: str, *, static: bool = False) -> None:
         self.name = name
-        self.spec = spec
+        self.config = config
+        self.id = AgentId(config.agent_id)
+        self.static = static
+        """Nobody made it and nobody destroys it: somebody's own machine."""
         self.actor = Actor(name, world.loop)
         self.cut_until = 0.0
         self.wire: Wire | None = None
@@ -47,16 +51,9 @@ class SimAgent:
         """The instance's whole life: boot, the agent's process, its end. Runs as a part of the actor."""
         await asyncio.sleep(boot)
         self.worker = Worker(
-            config=AgentConfig(
-                agent_id=self.spec.agent_id,
-                coordinator_urls=self.spec.coordinator_urls,
-                claim_code=self.spec.claim_code.reveal(),
-                single_use=self.spec.single_use,
-                work_dir="/",
-                cache_dir="/",
-            ),
+            config=self.config,
             dial=self,
-            runner=SimRunner(self._world.truth, self.spec.agent_id, self._world.report),
+            runner=SimRunner(self._world.truth, self.id, self._world.report),
             clock=clock,
             chance=chance,
             facts=Facts(os="linux", arch="x86_64", host=self.name, version="0"),
@@ -75,3 +72,15 @@ class SimAgent:
             raise AgentLinkClosed(f"connection refused by {url}")
         self.wire = wire
         return wire.agent
+
+
+def config_of(spec: InstanceSpec) -> AgentConfig:
+    """What a backend hands an instance."""
+    return AgentConfig(
+        agent_id=spec.agent_id,
+        coordinator_urls=spec.coordinator_urls,
+        claim_code=spec.claim_code.reveal(),
+        single_use=spec.single_use,
+        work_dir="/",
+        cache_dir="/",
+    )

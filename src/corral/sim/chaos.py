@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from corral.backends.fake import Fail, Hang, LoseAnswer
+from corral.backends.fake import Fail, Hang, Late, LoseAnswer
 from corral.backends.interface import NoCapacity, Transient
 from corral.control.coordinator import CoordinatorSettings
 from corral.model.errors import CorralError
@@ -19,7 +19,7 @@ from corral.model.states import RUN
 from corral.model.views import Rerun
 from corral.sim import load
 from corral.sim.agents import SimAgent
-from corral.sim.waiting import rest
+from corral.sim.waiting import rest, static_agent
 from corral.sim.world import URL, Settings, World
 
 
@@ -35,6 +35,8 @@ class Chaos:
     async def history(self, seconds: float) -> None:
         world = self.world
         await world.start()
+        if self.random.random() < 0.3:
+            world.run_static(await static_agent(world, "own", ("linux",)), "own-1")
         keeper = asyncio.create_task(self._keep_up())
         others = [asyncio.create_task(one) for one in (self._users(seconds), self._operators(seconds))]
         others.append(asyncio.create_task(self._troubles(seconds)))
@@ -46,7 +48,7 @@ class Chaos:
     async def _peace(self) -> None:
         world = self.world
         world.settings.lost_rings = 0.0
-        world.database.inline.away = False
+        world.database.inline.away = world.database.inline.read_only = False
         world.logs.resume()
         if world.site is None:
             await world.start()
@@ -122,7 +124,10 @@ class Chaos:
             self._lost_notifications,
             self._half_open,
             self._cut_off,
+            self._overtaken,
+            self._static_agent_restarts,
             self._database_away,
+            self._database_read_only,
             self._log_store_stalls,
             self._backend_fails,
         ]
@@ -142,7 +147,7 @@ class Chaos:
         return self.random.choice(busy or alive) if alive else None
 
     def _busy(self, agent: SimAgent) -> bool:
-        return any(one.agent_id == agent.spec.agent_id for one in self.world.truth.running.values())
+        return any(one.agent_id == agent.id for one in self.world.truth.running.values())
 
     def _connected(self, agent: SimAgent) -> bool:
         return agent.wire is not None and not agent.wire.over
@@ -186,6 +191,31 @@ class Chaos:
         agent.wire.hold(up, down)
         return True
 
+    async def _overtaken(self) -> bool:
+        """The agent's side ends at once, the coordinator still reads what was on the way: perhaps seconds later, when
+        the agent has long dialled again."""
+        agent = self._someone(self._connected)
+        if agent is None or agent.wire is None:
+            return False
+        seconds = self.random.choice((0.0, 0.5, 3.0))
+        self._note(f"{agent.name}: hangs up; what it said arrives over {seconds:g} s")
+        agent.wire.hold(seconds, 0.0)
+        agent.wire.slip()
+        return True
+
+    async def _static_agent_restarts(self) -> bool:
+        agent = next((one for one in self.world.agents.values() if one.static), None)
+        if agent is None:
+            return False
+        if agent.alive and agent.worker is not None and self.random.random() < 0.5:
+            self._note(f"{agent.name}: is asked to stop")
+            agent.actor.call_soon(agent.worker.stop, "the host shuts down")
+            await asyncio.sleep(self.random.uniform(0.1, 20.0))
+        await self.world.crash_agent(agent)
+        await asyncio.sleep(self.random.uniform(0.1, 5.0))
+        self.world.run_static(agent.config, agent.name)
+        return True
+
     async def _agent_crash(self) -> bool:
         agent = self._someone(lambda _: True)
         if agent is None:
@@ -218,6 +248,14 @@ class Chaos:
         self._note("the database is back")
         return True
 
+    async def _database_read_only(self) -> bool:
+        self._note("the database cannot be written")
+        self.world.database.inline.read_only = True
+        await asyncio.sleep(self.random.choice((0.5, 10.0, 50.0)))
+        self.world.database.inline.read_only = False
+        self._note("the database can be written")
+        return True
+
     async def _log_store_stalls(self) -> bool:
         self._note("the log store stalls")
         self.world.logs.stall()
@@ -230,7 +268,8 @@ class Chaos:
         if self.world.site is None:
             return False
         inner = self.world.site.backend.inner
-        fault = self.random.choice((Fail(error=NoCapacity("no room")), Hang(), LoseAnswer()))
+        late = Late(seconds=self.random.choice((1.0, 50.0, 90.0)))
+        fault = self.random.choice((Fail(error=NoCapacity("no room")), Hang(), LoseAnswer(), late))
         if self.random.random() < 0.6:
             self._note(f"the next create: {type(fault).__name__}")
             inner.next_create.append(fault)

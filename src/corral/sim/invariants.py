@@ -180,6 +180,8 @@ def _at_rest(world: World):  # type: ignore[no-untyped-def]
         for run_id in world.query_all(connection, tables.runs.c.id):
             found += _run(world, connection, run_id)
         for agent in agents.live(connection):
+            if agent.kind == "static":
+                continue
             found.append(("agents-end", f"{agent.id} is {agent.state} without an instance"))
         query = select(tables.agents.c.id, tables.agents.c.assignment).where(tables.agents.c.assignment.is_not(None))
         for row in connection.execute(query):
@@ -292,5 +294,5 @@ def _log(world: World, one: Execution, step: Step, *, reported: bool) -> list[Vi
 
 
 def _instances(world: World) -> list[Violation]:
-    alive = [agent for agent in world.agents.values() if agent.actor.alive and not agent.destroyed]
+    alive = [agent for agent in world.agents.values() if agent.actor.alive and not agent.destroyed and not agent.static]
     return [Violation("instances-are-destroyed", f"{agent.name} still exists") for agent in alive]

@@ -122,9 +122,9 @@ class SimJob:
             for index, step in enumerate((*self._order.spec.steps, *self._order.spec.cleanup)):
                 progress.halted = self._reason
                 cleanup = index >= len(self._order.spec.steps)
-                outcome = progress.wanted(step, cleanup=cleanup) or await self._step(index, step)
-                progress.record(step, outcome)
-                self._reports.step_finished(index, outcome)
+                ended = progress.wanted(step, cleanup=cleanup) or await self._step(index, step)
+                progress.record(step, ended)
+                self._reports.step_finished(index, ended)
             progress.halted = self._reason
         finally:
             timer.cancel()

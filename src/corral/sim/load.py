@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from corral.model.labels import labels
 from corral.model.pools import Pool
-from corral.model.spec import JobSpec, NeedSpec, NeedWhen, OnLost, RetrySpec, StepSpec, WorkflowSpec
+from corral.model.spec import JobSpec, NeedSpec, NeedWhen, OnLost, RetrySpec, Scalar, StepSpec, WorkflowSpec
 from corral.model.views import NewRun
 from corral.sim.jobs import Script
 from corral.workflow.lock import make_lock
@@ -71,7 +71,9 @@ def _some_job(chance: random.Random, name: str, before: Sequence[JobSpec], pools
         for other in before
         if chance.random() < 0.3
     )
-    matrix = tuple({"n": n} for n in range(chance.randint(2, 5))) if chance.random() < 0.25 else ()
+    matrix: tuple[dict[str, Scalar], ...] = ()
+    if chance.random() < 0.25:
+        matrix = tuple({"n": n} for n in range(chance.randint(2, 5)))
     retry = None
     if chance.random() < 0.4:
         retry = RetrySpec(attempts=chance.randint(2, 4), delay=chance.choice((0.0, 1.0, 8.0)))

@@ -106,10 +106,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # --- what there is not ---
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("no threads in virtual time: the call would take real time and end in any order")
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         # The loop's own finaliser of generators calls this; there is only this one thread.

@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from corral.model.agentconfig import AgentConfig
 from corral.model.ids import RunId
 from corral.model.records import Job, Run
-from corral.model.views import NewRun
+from corral.model.views import NewRun, NewToken
 from corral.sim import invariants
 from corral.sim.agents import SimAgent
 from corral.sim.truth import Violation
-from corral.sim.world import World
+from corral.sim.world import URL, World
 from corral.store.repo import jobs, runs
 
 T = TypeVar("T")
@@ -55,6 +56,15 @@ async def submit(world: World, new: NewRun) -> RunId:
     return RunId(view.id)
 
 
+async def static_agent(world: World, name: str, labels: tuple[str, ...]) -> AgentConfig:
+    """Make a static agent's token; what its process is started with."""
+    made = await ask(world, lambda: world.coordinator.create_token(NewToken(name=name, role="agent", labels=labels)))
+    identity, _, key = made.token.partition(".")
+    return AgentConfig(
+        agent_id=identity, key=key, coordinator_urls=(URL,), single_use=False, work_dir="/", cache_dir="/"
+    )
+
+
 def run_of(world: World, run_id: RunId) -> Run:
     found = world.query(lambda c: runs.get(c, run_id))
     assert found is not None
@@ -67,25 +77,23 @@ def jobs_of(world: World, run_id: RunId) -> tuple[Job, ...]:
 
 async def ended(world: World, run_id: RunId, within: float = 300.0) -> Run:
     """The run after its end. :raises Violation: it does not end in time."""
-    return await until(
-        world,
-        lambda: run if (run := run_of(world, run_id)).finished_at is not None else None,
-        within,
-        f"the end of {run_id}, {run_of(world, run_id).state}",
-    )
+    await until(world, lambda: run_of(world, run_id).finished_at is not None, within, f"the end of {run_id}")
+    return run_of(world, run_id)
 
 
 async def running(world: World, count: int = 1, within: float = 120.0) -> list[SimAgent]:
     """The agents that run jobs, as soon as there are ``count``."""
     await until(world, lambda: len(world.truth.running) >= count, within, f"{count} running jobs")
     busy = {one.agent_id for one in world.truth.running.values()}
-    return [agent for agent in world.agents.values() if agent.spec.agent_id in busy]
+    return [agent for agent in world.agents.values() if agent.id in busy]
 
 
 async def rest(world: World, within: float = REST_WITHIN) -> None:
     """Wait until nothing is left to do, and look at what is there; violations go to the world's report."""
     end = world.loop.time() + within
-    while (left := invariants.resting(world)) and world.loop.time() < end and not world.violations:
+    while (  # noqa: ASYNC110
+        (left := invariants.resting(world)) and world.loop.time() < end and not world.violations
+    ):
         await asyncio.sleep(REST_EVERY)
     if world.violations:
         return

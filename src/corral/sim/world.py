@@ -22,13 +22,14 @@ from corral.backends.fake import FakeBackend, FakeHost
 from corral.backends.interface import Created, Ending, Finding, Instance, InstanceSpec, Isolation
 from corral.control.bell import Bell
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+from corral.model.agentconfig import AgentConfig
 from corral.model.errors import CorralError
 from corral.model.ids import AgentId
 from corral.model.pools import Pool
 from corral.runtime.chance import SeededChance
 from corral.runtime.sealing import Sealer
 from corral.sim.actors import Actor
-from corral.sim.agents import SimAgent
+from corral.sim.agents import SimAgent, config_of
 from corral.sim.clock import VirtualClock
 from corral.sim.describe import describe_change, describe_frame
 from corral.sim.invariants import Watch
@@ -178,6 +179,7 @@ class World:
         self.on_frame: list[Callable[[SimAgent, str, bytes], None]] = []
         """Told of every frame (``up``: from the agent) just before the other side gets it."""
         self._seed = seed
+        self._boots = 0
         self._killings: set[asyncio.Task[None]] = set()
         self._sealer_key = self.chance.token_bytes(32)
 
@@ -215,7 +217,7 @@ class World:
 
     async def start(self) -> None:
         """Start a coordinator over the same stores; again while the database is away, as a supervisor would."""
-        while not await self._try_start():
+        while not await self._try_start():  # noqa: ASYNC110 - nobody could set an event
             await asyncio.sleep(RESTART_PAUSE)
 
     async def _try_start(self) -> bool:
@@ -319,26 +321,35 @@ class World:
 
     def _instance_made(self, spec: InstanceSpec) -> None:
         name = self.journal.name(spec.agent_id, f"agent-{len(self.agents) + 1}")
-        agent = SimAgent(self, spec, name)
-        self.agents[spec.agent_id] = agent
+        agent = SimAgent(self, config_of(spec), name)
         self.journal.note(name, f"is created in pool {spec.pool}")
-        agent.actor.spawn(
-            agent.live(
-                self.random.uniform(*self.settings.boot),
-                self.clock,
-                SeededChance(f"{self._seed}/{name}"),
-                lambda ended: self._instance_ended(ended, f"the agent exited: {ended.ending}"),
-            )
+        self._boot(
+            agent,
+            self.random.uniform(*self.settings.boot),
+            lambda ended: self._instance_ended(ended, f"the agent exited: {ended.ending}"),
         )
 
+    def _boot(self, agent: SimAgent, seconds: float, on_end: Callable[[SimAgent], None]) -> None:
+        self.agents[agent.id] = agent
+        self._boots += 1
+        chance = SeededChance(f"{self._seed}/{agent.name}/{self._boots}")
+        agent.actor.spawn(agent.live(seconds, self.clock, chance, on_end))
+
+    def run_static(self, config: AgentConfig, name: str) -> SimAgent:
+        """Start the agent's process on somebody's own machine; also again, after it ended."""
+        agent = SimAgent(self, config, self.journal.name(config.agent_id, name), static=True)
+        self.journal.note(name, "starts")
+        self._boot(agent, 0.0, lambda ended: self.truth.killed_host(ended.id))
+        return agent
+
     def _instance_ended(self, agent: SimAgent, detail: str) -> None:
-        self.truth.killed_host(agent.spec.agent_id)
-        if agent.spec.agent_id not in self.host.instances:
+        self.truth.killed_host(agent.id)
+        if agent.id not in self.host.instances:
             return
         if self.site is not None:
-            self.site.backend.inner.end(agent.spec.agent_id, detail)
+            self.site.backend.inner.end(agent.id, detail)
         else:
-            instance = self.host.instances[agent.spec.agent_id]
+            instance = self.host.instances[agent.id]
             instance.ended, instance.detail = True, detail
 
     def _instance_destroyed(self, agent_id: AgentId) -> None:
@@ -363,6 +374,6 @@ class World:
             return
         agent.crashed = True
         self.journal.note(agent.name, "is killed")
-        self.truth.killed_host(agent.spec.agent_id)
+        self.truth.killed_host(agent.id)
         await self._kill(agent)
         self._instance_ended(agent, "killed by signal 9")

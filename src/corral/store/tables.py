@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from corral.model.records import Hold
 from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
 from corral.wire.messages import Facts
@@ -152,6 +153,10 @@ tokens = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("last_used_at", BigInteger),
     Column("revoked_at", BigInteger),
+    Column("created_by", Text),
+    Column("replaced_by", Text),
+    Column("expires_at", BigInteger),
+    Index("tokens_by_agent", "agent_id"),
 )
 
 runs = Table(
@@ -283,6 +288,10 @@ agents = Table(
     Column("assigned_attempt", Integer),
     Column("ever_assigned", Boolean, nullable=False, default=False),
     Column("cordon_reason", Text),
+    Column("hold", State(Hold)),
+    Column("held_by", Text),
+    Column("held_at", BigInteger),
+    Column("hand_back_at", BigInteger),
     Column("missed_acks", Integer, nullable=False, default=0),
     Column("facts", Packed[Facts](Facts)),
     Column("created_at", BigInteger, nullable=False),

@@ -11,7 +11,7 @@ from msgspec import Struct
 from corral.control.api import Role
 from corral.model.errors import NotFound
 from corral.model.ids import TokenId
-from corral.model.views import AgentView, CreatedToken, NewToken, PoolView, ServerView, TokenView
+from corral.model.views import AgentView, CreatedToken, NewToken, PoolView, RotateToken, ServerView, TokenView
 from corral.web.health import ReadyView, check
 from corral.web.operations import Answer, Call, operation
 from corral.web.responses import json_answer
@@ -102,7 +102,7 @@ async def list_tokens(call: Call) -> ASGIApp:
 )
 async def create_token(call: Call) -> ASGIApp:
     """Make an API token."""
-    return json_answer(await call.api.create_token(await call.body(NewToken)), 201)
+    return json_answer(await call.api.create_token(await call.body(NewToken), by=call.by), 201)
 
 
 @operation(
@@ -115,7 +115,27 @@ async def create_token(call: Call) -> ASGIApp:
 )
 async def revoke_token(call: Call) -> ASGIApp:
     """Revoke an API token, for good."""
+    return json_answer(await call.api.revoke_token(_token_id(call)))
+
+
+@operation(
+    "POST",
+    "/api/v1/tokens/{token_id}/rotate",
+    role=Role.ADMIN,
+    body=RotateToken,
+    body_required=False,
+    answers=(Answer(status=201, description="The only time that the new token is shown.", body=CreatedToken),),
+    errors=(404, 409),
+    tag="tokens",
+)
+async def rotate_token(call: Call) -> ASGIApp:
+    """Make a new token in the place of one, which goes on working for a grace."""
+    body: RotateToken = await call.body(RotateToken)
+    return json_answer(await call.api.rotate_token(_token_id(call), body, by=call.by), 201)
+
+
+def _token_id(call: Call) -> TokenId:
     value = call.params["token_id"]
     if not re.fullmatch(r"[a-z0-9_-]{1,64}", value):
         raise NotFound("no token has such an id")
-    return json_answer(await call.api.revoke_token(TokenId(value)))
+    return TokenId(value)

@@ -12,6 +12,7 @@ from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 import corral.web.admin
+import corral.web.holding
 import corral.web.logs
 import corral.web.runs
 import corral.web.sources  # noqa: F401  (each enters its operations into the table)

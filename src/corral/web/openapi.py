@@ -29,6 +29,7 @@ _PATH_PARAMETERS: dict[str, tuple[str, Json]] = {
         {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     ),
     "token_id": ("Id of a token.", _ID),
+    "agent_id": ("Id of an agent.", _ID),
 }
 
 

@@ -33,6 +33,11 @@ class Call:
     principal: Principal | None
     stopping: Stopping
 
+    @property
+    def by(self) -> str:
+        """Id of the token with which it is asked."""
+        return self.principal.token_id if self.principal is not None else ""
+
     def header(self, name: str) -> str:
         """The value of a request header, empty where it is not sent."""
         return str(self.request.headers.get(name, ""))

@@ -57,7 +57,7 @@ SLOW = 4011
 
 def fit_reason(text: str) -> str:
     """``text`` cut to what a close frame holds, at a character boundary."""
-    return text.encode()[:REASON_LIMIT].decode(errors="ignore")
+    return text.encode(errors="replace")[:REASON_LIMIT].decode(errors="ignore")
 
 
 def next_of(code: int) -> Next:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from corral.cli.demo.pinned import PACKAGE, VERSION
 from corral.cli.failing import say
 from corral.cli.interrupts import ending_cleanly
 from corral.cli.options import AsJson, StateDir
+from corral.cli.scratch import scratch
 from corral.cli.wired import wiring_of
 from corral.model.errors import PermanentError
 
@@ -81,8 +81,8 @@ def _project(package: str, path: Path | None, parts: int) -> Iterator[Path]:
     from corral.cli.demo.project import examine
     from corral.cli.demo.repository import make_repository
 
-    with tempfile.TemporaryDirectory(prefix="corral-demo-", ignore_cleanup_errors=True) as name:
-        tree = _tree(package, path, Path(name))
+    with scratch("demo") as place:
+        tree = _tree(package, path, place)
         project = examine(tree)
         if not project.test_files:
             raise NoTests(f"{tree.name} has no tests in its source: choose another package, or a tree with --path DIR")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from corral.sim.run import Outcome
 
 app = typer.Typer(
-    help="Try coordinator and agents in virtual time, with faults; a seed is a history.",
+    help="Try coordinator and agents in virtual time, with faults.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -82,12 +82,12 @@ def _summary(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         for name, count in outcome.faults.items():
             faults[name] = faults.get(name, 0) + count
-    virtual, real = sum(o.virtual for o in outcomes), sum(o.real for o in outcomes)
+    virtual, cpu = sum(o.virtual for o in outcomes), sum(o.cpu for o in outcomes)
     lines = [
         f"{len(outcomes)} seeds, {len(counted)} with faults and teardowns, {violated} with a violation",
         f"{sum(o.runs for o in outcomes)} runs, {sum(o.jobs for o in outcomes)} jobs run,"
         f" {sum(o.teardowns for o in outcomes)} instances torn down",
-        f"{virtual / 3600:.1f} virtual hours in {real:.1f} s of one core: {virtual / 3600 / max(real, 1e-9):.3f} h/s",
+        f"{virtual / 3600:.1f} virtual hours in {cpu:.1f} s of one core: {virtual / 3600 / max(cpu, 1e-9):.3f} h/s",
         "faults: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(faults.items())),
     ]
     return "\n".join(lines)

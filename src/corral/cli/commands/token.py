@@ -12,7 +12,7 @@ from corral.cli.failing import say
 from corral.cli.options import AsJson, StateDir, Url, with_client
 from corral.cli.output import moment, table, write, write_json
 from corral.model.ids import TokenId
-from corral.model.views import NewToken
+from corral.model.views import NewToken, RotateToken
 
 if TYPE_CHECKING:
     from corral.client import Client
@@ -92,6 +92,34 @@ def list_tokens(context: typer.Context, state_dir: StateDir = None, url: Url = N
         for token in tokens
     ]
     write(table(("TOKEN", "NAME", "ROLE", "PREFIX", "CREATED", "LAST USED", "REVOKED"), rows))
+
+
+@app.command()
+def rotate(
+    context: typer.Context,
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token (corral token list).")],
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, metavar="SECONDS", help="How long the old token works beside the new.")
+    ] = 3600.0,
+    state_dir: StateDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new token in the place of one. It is printed once.
+
+    The old one works on for the grace; a static agent's also ends as soon as the agent has registered with the new
+    one. A session that stands goes on.
+    """
+
+    async def work(client: Client) -> CreatedToken:
+        return await client.rotate_token(TokenId(token), RotateToken(grace=grace))
+
+    made = with_client(context, state_dir, url, work)
+    if as_json:
+        write_json(made)
+    else:
+        say(f"token {made.view.id} replaces {token}, which works for {grace:g} s more; it is shown only now:")
+        write(made.token)
 
 
 @app.command()

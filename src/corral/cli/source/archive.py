@@ -8,12 +8,12 @@ import gzip
 import hashlib
 import os
 import tarfile
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from corral.cli.scratch import scratch
 from corral.cli.source.git import Git, NotATree
 from corral.cli.source.history import History, history_of
 from corral.cli.source.listing import Entry, entries
@@ -70,8 +70,7 @@ def snapshot(
     _check_root(git, root)
     history = history_of(git)
     listed = entries(git, tell)
-    with tempfile.TemporaryDirectory(prefix="corral-source-") as name:
-        place = Path(name)
+    with scratch("source") as place:
         write_repository(git, history, place / "git")
         path = place / "source.tar.gz"
         digest = _Digest()

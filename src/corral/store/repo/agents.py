@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents, their provisions and claims.
 
-An offer and a cordon are both a compare-and-set on the one agent row: an offer needs *not cordoned and unassigned*
-and the offerer's session, a cordon needs *unassigned*. So no interleaving assigns a cordoned agent.
+An offer and a cordon are both a compare-and-set on the one agent row: an offer needs *neither cordoned nor held, and
+unassigned* and the offerer's session, a cordon needs *unassigned*. So no interleaving assigns a cordoned agent. A hold
+is an operator's word: it may be said at any time, and the job in hand goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.records import Agent, PoolHealth, Provision
+from corral.model.records import Agent, Hold, PoolHealth, Provision
 from corral.model.states import AGENT, PROVISION, AgentEvent, AgentState, ProvisionEvent, ProvisionState
 from corral.store.repo.rows import NOW, NULL, change, columns, many, one
 from corral.store.tables import agents, claims, db_now, pool_health, provisions
@@ -27,6 +28,24 @@ _AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
 _ONLINE_AT = select(agents.c.id, agents.c.session).where(
     agents.c.coordinator_id == bindparam("coordinator_id"), agents.c.state == AgentState.ONLINE
 )
+_LIVE = select(*_AGENT).where(agents.c.state != AgentState.ENDED).order_by(agents.c.created_at, agents.c.id)
+_SILENT = select(agents.c.assignment).where(
+    agents.c.assignment.is_not(None),
+    agents.c.state == AgentState.OFFLINE,
+    agents.c.disconnected_at <= bindparam("since"),
+)
+_LIVE_PROVISIONS = (
+    select(*_PROVISION)
+    .where(provisions.c.state != ProvisionState.GONE)
+    .order_by(provisions.c.requested_at, provisions.c.agent_id)
+)
+_OF_HOST = (
+    select(*_PROVISION)
+    .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
+    .order_by(provisions.c.requested_at, provisions.c.agent_id)
+)
+_HEALTH = select(*columns(pool_health, PoolHealth))
+# Asked in every pass of a loop: building these costs several times what running them does.
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -70,16 +89,18 @@ def some(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Agent, .
 
 
 def live(connection: Connection) -> tuple[Agent, ...]:
-    query = select(*_AGENT).where(agents.c.state != AgentState.ENDED).order_by(agents.c.created_at, agents.c.id)
-    return many(Agent, connection.execute(query))
+    return many(Agent, connection.execute(_LIVE))
+
+
+def static(connection: Connection) -> tuple[Agent, ...]:
+    """Agents by token that have not ended, longest known first."""
+    query = select(*_AGENT).where(agents.c.kind == "static", agents.c.state != AgentState.ENDED)
+    return many(Agent, connection.execute(query.order_by(agents.c.created_at, agents.c.id)))
 
 
 def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
     """Jobs whose agent has had no session since that moment."""
-    query = select(agents.c.assignment).where(
-        agents.c.assignment.is_not(None), agents.c.state == AgentState.OFFLINE, agents.c.disconnected_at <= since
-    )
-    return tuple(connection.execute(query).scalars())
+    return tuple(connection.execute(_SILENT, {"since": since}).scalars())
 
 
 def online_at(connection: Connection, coordinator_id: str) -> tuple[tuple[AgentId, int], ...]:
@@ -101,6 +122,7 @@ def assign(connection: Connection, agent_id: AgentId, *, session: int, job_id: J
         "state": AgentState.ONLINE,
         "assignment": NULL,
         "cordon_reason": NULL,
+        "hold": NULL,
     }
     values = {"assignment": job_id, "assigned_attempt": attempt, "ever_assigned": True, "idle_since": None}
     return change(connection, agents, where, values) == 1
@@ -124,6 +146,41 @@ def cordon(connection: Connection, agent_id: AgentId, reason: str) -> bool:
         .values(cordon_reason=reason, version=agents.c.version + 1)
     )
     return done.rowcount == 1
+
+
+def uncordon(connection: Connection, agent_id: AgentId) -> bool:
+    """Take back Corral's own cordon; an operator's hold stays. False: there was none."""
+    done = connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id, agents.c.cordon_reason.is_not(None))
+        .values(cordon_reason=None, missed_acks=0, version=agents.c.version + 1)
+    )
+    return done.rowcount == 1
+
+
+def hold(connection: Connection, agent_id: AgentId, what: Hold, *, by: str, hand_back_at: int | None = None) -> bool:
+    """Nothing is offered to it any more, whatever it has in hand. False: it has ended."""
+    done = connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id, agents.c.state != AgentState.ENDED)
+        .values(hold=what, held_by=by, held_at=db_now(), hand_back_at=hand_back_at, version=agents.c.version + 1)
+    )
+    return done.rowcount == 1
+
+
+def set_key(connection: Connection, agent_id: AgentId, key_digest: str) -> None:
+    """The key that a static agent uses now."""
+    connection.execute(
+        update(agents).where(agents.c.id == agent_id).values(key_digest=key_digest, version=agents.c.version + 1)
+    )
+
+
+def unhold(connection: Connection, agent_id: AgentId) -> None:
+    connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id)
+        .values(hold=None, held_by=None, held_at=None, hand_back_at=None, version=agents.c.version + 1)
+    )
 
 
 def missed_ack(connection: Connection, agent_id: AgentId) -> int:
@@ -260,13 +317,11 @@ def provision(connection: Connection, agent_id: AgentId) -> Provision | None:
 
 def live_provisions(connection: Connection) -> tuple[Provision, ...]:
     """Every provision that is not gone."""
-    query = select(*_PROVISION).where(provisions.c.state.in_(LIVE))
-    return many(Provision, connection.execute(query.order_by(provisions.c.requested_at, provisions.c.agent_id)))
+    return many(Provision, connection.execute(_LIVE_PROVISIONS))
 
 
 def provisions_of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
-    query = select(*_PROVISION).where(provisions.c.host_id == host_id, provisions.c.state.in_(tuple(states)))
-    return many(Provision, connection.execute(query.order_by(provisions.c.requested_at, provisions.c.agent_id)))
+    return many(Provision, connection.execute(_OF_HOST, {"host_id": host_id, "states": tuple(states)}))
 
 
 def some_provisions(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Provision, ...]:
@@ -283,6 +338,13 @@ def count_live(connection: Connection, pool: str | None = None) -> int:
     query = select(func.count()).where(provisions.c.state.in_(LIVE))
     if pool is not None:
         query = query.where(provisions.c.pool == pool)
+    found: int = connection.execute(query).scalar_one()
+    return found
+
+
+def count_creating(connection: Connection) -> int:
+    """Provisions whose agent has not registered and whose creation has not failed."""
+    query = select(func.count()).where(provisions.c.state == ProvisionState.REQUESTED, provisions.c.failed_at.is_(None))
     found: int = connection.execute(query).scalar_one()
     return found
 
@@ -332,6 +394,16 @@ def not_ended(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Age
     return tuple(connection.execute(query).scalars())
 
 
+def gone_before(connection: Connection, agent_ids: Iterable[AgentId], moment: int) -> tuple[AgentId, ...]:
+    """Those that were accounted as gone by then."""
+    query = select(provisions.c.agent_id).where(
+        provisions.c.agent_id.in_(tuple(agent_ids)),
+        provisions.c.state == ProvisionState.GONE,
+        provisions.c.gone_at < moment,
+    )
+    return tuple(connection.execute(query.order_by(provisions.c.agent_id)).scalars())
+
+
 def config_acked(connection: Connection, agent_id: AgentId) -> None:
     """The agent holds its key: what carried the claim is not needed any more."""
     connection.execute(
@@ -361,7 +433,7 @@ def purge_gone(connection: Connection, older_than: int) -> int:
 
 
 def health(connection: Connection) -> tuple[PoolHealth, ...]:
-    return many(PoolHealth, connection.execute(select(*columns(pool_health, PoolHealth))))
+    return many(PoolHealth, connection.execute(_HEALTH))
 
 
 def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> None:
@@ -372,6 +444,11 @@ def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> No
     )
     if done.rowcount == 0:
         connection.execute(insert(pool_health).values(pool=pool, failures=1, **values))
+
+
+def pool_error(connection: Connection, pool: str, error: str) -> None:
+    """The latest error, without one more failure."""
+    connection.execute(update(pool_health).where(pool_health.c.pool == pool).values(last_error=error))
 
 
 def pool_succeeded(connection: Connection, pool: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Integer, bindparam, func, insert, select, update
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
@@ -35,6 +35,19 @@ _STEP_GET = select(*_STEP).where(
 _ATTEMPT_GET = select(*_ATTEMPT).where(
     attempts.c.job_id == bindparam("job_id"), attempts.c.number == bindparam("number")
 )
+
+
+_IN_STATE = select(*_JOB).where(jobs.c.state == bindparam("state")).order_by(jobs.c.id)
+_UNENDED = select(jobs.c.id).where(jobs.c.id.in_(bindparam("ids", expanding=True)), jobs.c.state.in_(LIVE))
+_OVERDUE = select(*_JOB).where(
+    ((jobs.c.state == JobState.RUNNING) & (jobs.c.deadline_at < db_now()))
+    | ((jobs.c.state == JobState.CANCELLING) & (jobs.c.cancel_deadline_at < db_now()))
+    | ((jobs.c.state == JobState.QUEUED) & (jobs.c.queued_at < db_now() - bindparam("queue_timeout", type_=Integer)))
+)
+_OVERDUE_OFFERS = select(func.count()).where(
+    attempts.c.state == AttemptState.OFFERED, attempts.c.offer_deadline_at <= db_now()
+)
+# Asked in every pass of a loop: building these costs several times what running them does.
 
 
 def add_all(connection: Connection, rows: list[dict[str, Any]]) -> None:
@@ -72,13 +85,13 @@ def count_queued(connection: Connection) -> int:
 
 
 def in_state(connection: Connection, state: JobState) -> tuple[Job, ...]:
-    return many(Job, connection.execute(select(*_JOB).where(jobs.c.state == state).order_by(jobs.c.id)))
+    return many(Job, connection.execute(_IN_STATE, {"state": state}))
 
 
 def unended(connection: Connection, job_ids: Iterable[JobId]) -> frozenset[JobId]:
     """Those of the jobs that exist and have not ended."""
-    query = select(jobs.c.id).where(jobs.c.id.in_(tuple(job_ids)), jobs.c.state.in_(LIVE))
-    return frozenset(connection.execute(query).scalars())
+    ids = tuple(job_ids)
+    return frozenset(connection.execute(_UNENDED, {"ids": ids}).scalars()) if ids else frozenset()
 
 
 def advance(connection: Connection, job: Job, event: JobEvent, **values: Any) -> bool:
@@ -108,12 +121,7 @@ def count_create(connection: Connection, job_id: JobId) -> None:
 
 def overdue(connection: Connection, *, queue_timeout: int) -> tuple[Job, ...]:
     """Jobs past a deadline of their own: running too long, cancelling too long, queued too long (microseconds)."""
-    late = (
-        (jobs.c.state.in_((JobState.RUNNING,)) & (jobs.c.deadline_at < db_now()))
-        | ((jobs.c.state == JobState.CANCELLING) & (jobs.c.cancel_deadline_at < db_now()))
-        | ((jobs.c.state == JobState.QUEUED) & (jobs.c.queued_at < db_now() - queue_timeout))
-    )
-    return many(Job, connection.execute(select(*_JOB).where(late)))
+    return many(Job, connection.execute(_OVERDUE, {"queue_timeout": queue_timeout}))
 
 
 # --- attempts ----------------------------------------------------------------------------------------------
@@ -241,24 +249,21 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 _HEAD = columns(jobs, Head)
+_HEADS = (
+    select(*_HEAD)
+    .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())
+    .order_by(jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
+    .limit(bindparam("limit"))
+)
 
 
 def queued_heads(connection: Connection, limit: int) -> tuple[Head, ...]:
     """Jobs that want an agent now, longest waiting first."""
-    query = (
-        select(*_HEAD)
-        .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())
-        .order_by(jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
-        .limit(limit)
-    )
-    return many(Head, connection.execute(query))
+    return many(Head, connection.execute(_HEADS, {"limit": limit}))
 
 
 def overdue_offers(connection: Connection) -> int:
-    query = select(func.count()).where(
-        attempts.c.state == AttemptState.OFFERED, attempts.c.offer_deadline_at <= db_now()
-    )
-    found: int = connection.execute(query).scalar_one()
+    found: int = connection.execute(_OVERDUE_OFFERS).scalar_one()
     return found
 
 

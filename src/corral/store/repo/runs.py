@@ -18,6 +18,8 @@ from corral.store.tables import db_now, runs
 _COLUMNS = columns(runs, Run)
 _GET = select(*_COLUMNS).where(runs.c.id == bindparam("id"))
 LIVE = tuple(state for state in RunState if state not in RUN.terminal)
+_LIVE = select(runs.c.id).where(runs.c.state.in_(LIVE)).order_by(runs.c.created_at)
+_OVERDUE = select(runs.c.id).where(runs.c.state.in_((RunState.QUEUED, RunState.RUNNING)), runs.c.deadline_at < db_now())
 
 
 def add(connection: Connection, **values: Any) -> None:
@@ -45,15 +47,11 @@ def page(connection: Connection, project: str, before: tuple[int, str] | None, l
 
 def live(connection: Connection) -> tuple[RunId, ...]:
     """Ids of runs that have not ended, oldest first."""
-    query = select(runs.c.id).where(runs.c.state.in_(LIVE)).order_by(runs.c.created_at)
-    return tuple(connection.execute(query).scalars())
+    return tuple(connection.execute(_LIVE).scalars())
 
 
 def overdue(connection: Connection) -> tuple[RunId, ...]:
-    query = select(runs.c.id).where(
-        runs.c.state.in_((RunState.QUEUED, RunState.RUNNING)), runs.c.deadline_at < db_now()
-    )
-    return tuple(connection.execute(query).scalars())
+    return tuple(connection.execute(_OVERDUE).scalars())
 
 
 def advance(connection: Connection, run: Run, event: RunEvent, **values: Any) -> bool:
