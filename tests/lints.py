@@ -22,7 +22,6 @@ READS_ITSELF = {
     "src/corral/agent/gitfetch.py": "waits for git in a thread, without an event loop",
     "src/corral/agent/job.py": "the job's halt compares with the event loop's own clock",
     "src/corral/agent/pump.py": "runs in a thread beside the step's pipe; its times are for display",
-    "src/corral/agent/gitfetch.py": "waits for git in a thread, without an event loop",
     "src/corral/agent/source.py": "retries a download in a thread, without an event loop",
     "src/corral/agent/spool.py": "waits on a condition in a thread",
     "src/corral/backends/process/guard.py": "the warden: a process of its own with the standard library alone",

@@ -111,9 +111,9 @@ def _child(plan: Plan, *, output: int, grant: int, status: int, warden: int) -> 
         if os.getppid() != warden:
             os._exit(1)
         # Also what whoever started the coordinator ignored: a shell's background job ignores SIGQUIT, nohup SIGHUP.
-        for number in signal.valid_signals():
-            if signal.getsignal(number) is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
+        for ignored in signal.valid_signals():
+            if signal.getsignal(ignored) is signal.SIG_IGN:
+                signal.signal(ignored, signal.SIG_DFL)
         step = f"run {plan.command[0]}"
         os.execv(plan.command[0], plan.command)
     except Exception as error:
