@@ -298,3 +298,67 @@ def test_positions_in_hello_are_answered_with_what_is_stored() -> None:
         assert welcome.jobs[0].sequence == 1
 
     virtual(scenario)
+
+
+def test_beyond_the_runs_limit_log_is_dropped_acknowledged_and_stated() -> None:
+    """Over two jobs of the run, and over a restart of the coordinator."""
+
+    async def scenario(rig: Rig) -> None:
+        token, other = await rig.token(), await rig.token(name="other")
+        first, second = await rig.online(token, boot="one"), await rig.online(other, boot="two")
+        run = await rig.run(job("a"), job("b"))
+        offer, small = await first.take(), await second.take()
+        await second.print(small, b"y" * 400)
+        await second.expect(LogAck)
+        await first.print(offer, b"x" * 500)
+        await first.expect(LogAck)
+        await first.print(offer, b"z" * 200, offset=500)
+        assert (await first.expect(LogAck)).offset == 700
+        assert not any(log.data.endswith(b"z") for log in rig.logs.logs.values())
+        await rig.coordinator.stop(grace=1.0)
+        await rig.start()
+        again = rig.connect(token, boot="one")
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.RUNNING, sequence=1)
+        await again.hello(held)
+        await again.expect(Welcome)
+        # After a cut nothing more is taken: the log would have a gap.
+        await again.print(offer, b"w" * 300, offset=700)
+        assert (await again.expect(LogAck)).offset == 1000
+        began = rig.loop.time()
+        await again.finish(offer, size=1000, digest="d")
+        await again.expect(FinishedAck)
+        assert rig.loop.time() - began < 1
+        view = await rig.coordinator.run(RunId(run.id))
+        assert view.log_incomplete
+        step = (await rig.job(view)).steps[0]
+        assert step.log_missing == 500
+        data = b"".join([each async for each in await rig.coordinator.read_log(JobId(view.jobs[0].id), step=0)])
+        assert data.startswith(b"x" * 500 + b"\n[corral: the run's log limit of 1000 bytes is reached; 500 bytes")
+        assert step.log_size == len(data)
+
+    virtual(scenario, run_log_limit=1000)
+
+
+def test_a_replay_of_what_is_stored_does_not_count_towards_the_runs_limit() -> None:
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        puppet = await rig.online(token)
+        run = await rig.run()
+        offer = await puppet.take()
+        for _ in range(5):
+            await puppet.print(offer, b"x" * 900)
+            assert (await puppet.expect(LogAck)).offset == 900
+        await puppet.finish(offer, size=900)
+        await puppet.expect(FinishedAck)
+        assert not (await rig.coordinator.run(RunId(run.id))).log_incomplete
+
+    virtual(scenario, run_log_limit=1000)
+
+
+def test_an_order_carries_the_configured_limit_of_a_steps_log() -> None:
+    async def scenario(rig: Rig) -> None:
+        puppet = await rig.online(await rig.token())
+        await rig.run()
+        assert (await puppet.offered()).order.log_limit == 12345
+
+    virtual(scenario, step_log_limit=12345)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corral.decide import scaling
 from corral.decide.dispatching import RELEASE_GRACE
-from corral.decide.matching import Offered, fits, pool_offer, route
+from corral.decide.matching import Offered, Wanted, fits, pool_offer, route
 from corral.decide.scaling import Demand, NotDone, Release, ReleaseReason, ScalingPlan, Supply
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.pools import Caps, Pool
@@ -92,6 +92,8 @@ def supplies(draw: st.DrawFn, index: int, pools: tuple[Pool, ...]) -> Supply:
         bound_live=bound is not None and draw(st.booleans()),
         online=online,
         assigned=active and draw(flag),
+        held=active and draw(flag),
+        draining=active and draw(flag),
         cordon=draw(st.sampled_from(("idle", "lost", "operator-said"))) if draw(flag) else None,
         idle_since=NOW - draw(st.sampled_from((1, 30, 300, 1000))) * SECOND if active else None,
         deadline_at=draw(st.sampled_from((None, NOW + 1, NOW + 1, NOW))),
@@ -518,3 +520,44 @@ def test_resources_of_the_job_come_before_those_of_the_pool() -> None:
 
 def test_backoff_doubles_from_30_seconds_to_15_minutes() -> None:
     assert [scaling.backoff(n) // SECOND for n in (0, 1, 2, 3, 4, 5, 6, 100)] == [30, 60, 120, 240, 480, 900, 900, 900]
+
+
+# --- what operators hold -----------------------------------------------------------------------------------
+
+
+def test_a_held_agent_is_no_supply_and_is_not_released() -> None:
+    pools = [Pool(name="p", backend="fake", labels=frozenset({"a"}), max_agents=2, idle_timeout=1.0)]
+    agent = Supply(
+        agent_id=AgentId("held"),
+        pool="p",
+        state=ProvisionState.ACTIVE,
+        offered=Offered(labels=frozenset({"a"})),
+        online=True,
+        held=True,
+        idle_since=0,
+    )
+    demand = [Demand(job_id=JobId("j"), run_id=RunId("r"), wanted=Wanted(labels=frozenset({"a"})))]
+    plan_ = scaling.plan(demand, [agent], pools, Caps(), {}, 3600 * 1_000_000)
+    assert [creation.job_id for creation in plan_.creations] == ["j"]
+    assert not plan_.releases
+    assert not scaling.plan([], [agent], pools, Caps(), {}, 3600 * 1_000_000).releases
+
+
+def test_a_draining_agent_is_released_once_it_has_no_job() -> None:
+    pools = [Pool(name="p", backend="fake", labels=frozenset({"a"}), max_agents=1)]
+
+    def releases(*, assigned: bool) -> list[ReleaseReason]:
+        agent = Supply(
+            agent_id=AgentId("draining"),
+            pool="p",
+            state=ProvisionState.ACTIVE,
+            offered=Offered(labels=frozenset({"a"})),
+            online=True,
+            held=True,
+            draining=True,
+            assigned=assigned,
+        )
+        return [each.reason for each in scaling.plan([], [agent], pools, Caps(), {}, 0).releases]
+
+    assert releases(assigned=True) == []
+    assert releases(assigned=False) == [ReleaseReason.DRAIN]

@@ -55,6 +55,13 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     size: str | int = "20g"
 
 
+class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes: numbers of bytes with k, m, g or t (binary). Beyond them a step goes on, and its log says what is missing."""
+
+    step_log: str | int = "2g"
+    run_log: str | int = "10g"
+
+
 class TimingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds. Their meanings are in docs/configuration.md."""
 
@@ -81,6 +88,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     concurrent_creates: Annotated[int, Meta(ge=1, le=1000)] = 8
     creates_per_job: Annotated[int, Meta(ge=1, le=1000)] = 5
     retention: RetentionConfig = RetentionConfig()
+    limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
     pools: tuple[PoolConfig, ...] = ()
 
@@ -190,20 +198,26 @@ def _meaning(document: Document) -> list[Fault]:
 
 
 def _sizes(document: Document, data: dict[str, Any]) -> list[Fault]:
-    faults = []
-    retention = data.get("retention")
-    size = retention.get("size") if isinstance(retention, dict) else None
-    if isinstance(size, str) or type(size) is int:
-        try:
-            parse_size(size)
-        except ValueError as error:
-            faults.append(document.fault(("retention", "size"), str(error)))
+    places = (("retention", "size"), ("limits", "step_log"), ("limits", "run_log"))
+    faults = [fault for place in places if (fault := _size(document, data, *place)) is not None]
     uids = data.get("uids")
     found = re.match(r"(\d+)-(\d+)\Z", uids) if isinstance(uids, str) else None
     if found is not None and (int(found[1]) < 1000 or int(found[2]) < int(found[1])):
         message = f"{uids} is no range of ordinary users"
         faults.append(document.fault(("uids",), message, "FIRST-LAST, from 1000 on"))
     return faults
+
+
+def _size(document: Document, data: dict[str, Any], section: str, key: str) -> Fault | None:
+    within = data.get(section)
+    value = within.get(key) if isinstance(within, dict) else None
+    if not isinstance(value, str) and type(value) is not int:
+        return None
+    try:
+        parse_size(value)
+    except ValueError as error:
+        return document.fault((section, key), str(error))
+    return None
 
 
 def _heartbeats(document: Document, data: dict[str, Any]) -> list[Fault]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.cli.config import ServerConfig, default_config, to_pool
+from corral.cli.config import ServerConfig, default_config, parse_size, to_pool
 from corral.cli.failing import say
 from corral.cli.statedir import (
     CACHE,
@@ -126,6 +126,8 @@ async def assemble(
                 heartbeat_interval=timing.heartbeat_interval,
                 agent_dead_after=timing.agent_dead_after,
                 ack_timeout=timing.dispatch_ack_timeout,
+                step_log_limit=parse_size(config.limits.step_log),
+                run_log_limit=parse_size(config.limits.run_log),
                 caps=config.caps(),
                 keep=config.keep(),
             ),

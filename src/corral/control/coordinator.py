@@ -21,6 +21,7 @@ from corral.control.host import Host
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link
+from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
 from corral.control.retention import clean
 from corral.control.scaler import LEASE, Reasons, Scaler, ScalerSettings, Term
@@ -33,7 +34,7 @@ from corral.model.labels import NO_LABELS, Labels
 from corral.model.pools import Caps, Pool
 from corral.model.records import Agent, Job
 from corral.model.secret import Secret
-from corral.model.spec import Lock, Reason, SourceRef
+from corral.model.spec import STEP_LOG_LIMIT, Lock, Reason, SourceRef
 from corral.model.states import RUN, ProvisionEvent, ProvisionState
 from corral.model.views import (
     AgentView,
@@ -77,7 +78,7 @@ STALLED_AFTER = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
-    """``offline``: answer questions about what is stored, run no loop. Seconds throughout."""
+    """``offline``: answer questions about what is stored, run no loop. Seconds and bytes throughout."""
 
     urls: tuple[str, ...] = ()
     offline: bool = False
@@ -88,6 +89,8 @@ class CoordinatorSettings:
     heartbeat_interval: float = 20.0
     agent_dead_after: float = 60.0
     ack_timeout: float = 10.0
+    step_log_limit: int = STEP_LOG_LIMIT
+    run_log_limit: int = RUN_LOG_LIMIT
     caps: Caps = field(default_factory=Caps)
     keep: Clean = field(default_factory=Clean)
 
@@ -150,7 +153,13 @@ class Coordinator:
         self._running = False
         self.sessions = Sessions(self._session_services())
         self.dispatcher = Dispatcher(
-            clock, self._db, self.sessions, self.bell, self.secrets_of, ack_timeout=settings.ack_timeout
+            clock,
+            self._db,
+            self.sessions,
+            self.bell,
+            self.secrets_of,
+            ack_timeout=settings.ack_timeout,
+            log_limit=settings.step_log_limit,
         )
         self.scaler = Scaler(
             clock,
@@ -203,6 +212,7 @@ class Coordinator:
             secrets=self.secrets_of,
             pool_offer=self._pool_offer,
             lines=self._lines,
+            quota=RunQuota(self._db, self._logs, settings.run_log_limit),
         )
 
     def _pool_offer(self, name: str) -> tuple[Labels, bool]:

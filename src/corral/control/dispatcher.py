@@ -7,6 +7,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+import msgspec
 from sqlalchemy import Connection
 
 from corral.control import bell, offers, settle
@@ -18,7 +19,7 @@ from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
 from corral.decide.matching import Wanted
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
-from corral.model.spec import Reason
+from corral.model.spec import STEP_LOG_LIMIT, Reason
 from corral.model.states import AttemptEvent, JobEvent
 from corral.runtime.clock import Clock
 from corral.runtime.sealing import SecretUnavailable
@@ -50,6 +51,7 @@ class Dispatcher(Service):
         secrets: Secrets,
         *,
         ack_timeout: float = 10.0,
+        log_limit: int = STEP_LOG_LIMIT,
     ) -> None:
         super().__init__(clock)
         self._database = database
@@ -57,6 +59,7 @@ class Dispatcher(Service):
         self._bell = bell_
         self._secrets = secrets
         self._ack_timeout = ack_timeout
+        self._log_limit = log_limit
         self.draining = False
         bell_.listen(bell.QUEUE, self.wake)
 
@@ -110,9 +113,8 @@ class Dispatcher(Service):
         await self._send(session, made)
 
     async def _send(self, session: Session, made: offers.Made) -> None:
-        offer = Offer(
-            job_id=made.order.job_id, attempt=made.order.attempt, order=made.order, deadline=self._ack_timeout
-        )
+        order = msgspec.structs.replace(made.order, log_limit=self._log_limit)
+        offer = Offer(job_id=order.job_id, attempt=order.attempt, order=order, deadline=self._ack_timeout)
         try:
             encode(offer)
         except ProtocolError as error:

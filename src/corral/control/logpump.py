@@ -39,6 +39,8 @@ class _Chunk:
     offset: int
     data: bytes
     time: int
+    dropped: int = 0
+    """Bytes that are not to be stored, acknowledged once all before them is durable."""
 
 
 class LogPump:
@@ -70,6 +72,15 @@ class LogPump:
         self._check()
         self._queue.append(_Chunk(key=key, offset=message.offset, data=message.data, time=message.time))
         self._pending += len(message.data)
+        self._work.set()
+
+    async def drop(self, key: LogKey, message: Log) -> None:
+        """Take one frame that is not to be stored, in its place among the others."""
+        while self._pending >= BUDGET:
+            await self._wait_progress()
+        size = len(message.data)
+        self._queue.append(_Chunk(key=key, offset=message.offset, data=b"", time=message.time, dropped=size))
+        self._pending += size
         self._work.set()
 
     async def drained(self) -> None:
@@ -114,11 +125,13 @@ class LogPump:
     def _coalesce(self) -> tuple[_Chunk, int]:
         """The longest run of adjoining frames of one step at the front, as one chunk."""
         first = self._queue.popleft()
+        if first.dropped:
+            return first, first.dropped
         parts = [first.data]
         size = len(first.data)
         while self._queue and size < APPEND_LIMIT:
             following = self._queue[0]
-            if following.key != first.key or following.offset != first.offset + size:
+            if following.dropped or following.key != first.key or following.offset != first.offset + size:
                 break
             parts.append(following.data)
             size += len(following.data)
@@ -127,6 +140,9 @@ class LogPump:
         return _Chunk(key=first.key, offset=first.offset, data=data, time=first.time), size
 
     async def _store(self, chunk: _Chunk) -> None:
+        if chunk.dropped:
+            self._tell(chunk.key, chunk.offset + chunk.dropped)
+            return
         pause = RETRY_PAUSE
         while True:
             try:
@@ -145,5 +161,7 @@ class LogPump:
         if self.stalled:
             log.info("the log store accepts again")
         self.stalled = False
-        key = chunk.key
-        self._acknowledge(LogAck(job_id=JobId(key.job_id), attempt=key.attempt, step=key.step, offset=stored))
+        self._tell(chunk.key, stored)
+
+    def _tell(self, key: LogKey, offset: int) -> None:
+        self._acknowledge(LogAck(job_id=JobId(key.job_id), attempt=key.attempt, step=key.step, offset=offset))

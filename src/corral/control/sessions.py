@@ -23,6 +23,7 @@ from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link, LinkClosed
 from corral.control.logpump import LogPump
+from corral.control.quota import RunQuota
 from corral.control.registration import HeldAnswer, Registered, Turned
 from corral.control.reports import Loss
 from corral.control.settle import Wake
@@ -120,6 +121,7 @@ class Services:
     pool_offer: Callable[[str], tuple[Labels, bool]]
     """(mandatory labels, is the default pool) of a pool by name."""
     lines: LastLines
+    quota: RunQuota
 
 
 class Sessions:
@@ -529,7 +531,10 @@ class Session:
             self.send(LogAck(job_id=message.job_id, attempt=message.attempt, step=message.step, offset=end))
             return
         self._s.lines.note(key.job_id, message.data)
-        await self._pump.put(key, message)
+        if await self._s.quota.admits(key, message.offset, len(message.data)):
+            await self._pump.put(key, message)
+        else:
+            await self._pump.drop(key, message)
 
     async def _log_key(self, job_id: JobId, attempt: int, step: int) -> LogKey | None:
         run_id = self._runs.get((job_id, attempt))
@@ -577,7 +582,7 @@ class Session:
             self.close(close.INTERNAL, "the coordinator cannot go on right now")
 
     async def _finish_job(self, report: JobFinished) -> None:
-        lost = await self._await_logs(report)
+        lost = [await self._marked(report, loss) for loss in await self._await_logs(report)]
         for loss in lost:
             log.warning("job %s: %d bytes of its log did not arrive", report.job_id, loss.missing)
         await self._apply([report], lost)
@@ -589,13 +594,30 @@ class Session:
         while True:
             self._log_grew.clear()
             missing = await self._missing(report)
-            if not missing:
-                return []
+            if all(self._s.quota.cut(self._key_of(report, loss)) for loss in missing):
+                return missing
             try:
                 await asyncio.wait_for(self._log_grew.wait(), FLUSH_GRACE)
             except TimeoutError:
                 if not self._pump.stalled or self._s.clock.monotonic() >= last:
                     return missing
+
+    def _key_of(self, report: JobFinished, loss: Loss) -> LogKey:
+        run_id = self._runs[(JobId(report.job_id), report.attempt)]
+        return LogKey(run_id=run_id, job_id=JobId(report.job_id), attempt=report.attempt, step=loss.step)
+
+    async def _marked(self, report: JobFinished, loss: Loss) -> Loss:
+        """A log that the run's limit cut says so itself, where its store takes it."""
+        key = self._key_of(report, loss)
+        if not self._s.quota.cut(key):
+            return loss
+        with contextlib.suppress(TemporaryError):
+            marker = self._s.quota.marker(loss.missing)
+            if len(marker) >= loss.missing:
+                return loss
+            stored = await self._s.logs.append(key, loss.stored, marker, self._s.clock.now())
+            return Loss(step=loss.step, stored=stored, missing=loss.missing)
+        return loss
 
     async def _missing(self, report: JobFinished) -> list[Loss]:
         found = []

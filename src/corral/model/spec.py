@@ -244,6 +244,10 @@ class SourceRef(Struct, frozen=True, kw_only=True):
     size: int
 
 
+STEP_LOG_LIMIT = 2 * 1024**3
+"""Bytes of one step's log, unless the server's configuration says otherwise."""
+
+
 class JobOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything an agent needs to run one attempt, but the secrets. ``spec.env`` has its templates of
     ``needs``, ``matrix``, ``run`` and ``event`` expanded."""
@@ -258,7 +262,7 @@ class JobOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
     needs: dict[str, NeedResult] = {}
     event: dict[str, str] = {}
     source: SourceRef | None = None
-    log_limit: int = 2 * 1024**3
+    log_limit: int = STEP_LOG_LIMIT
 
 
 OUTPUT_LIMIT = 256 * 1024

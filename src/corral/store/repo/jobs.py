@@ -200,6 +200,12 @@ def steps_of(connection: Connection, job_id: JobId, attempt_number: int) -> tupl
     return many(Step, connection.execute(query))
 
 
+def steps_of_run(connection: Connection, run_id: RunId) -> tuple[Step, ...]:
+    """Every step of every attempt that was begun."""
+    query = select(*_STEP).join(jobs, jobs.c.id == steps.c.job_id).where(jobs.c.run_id == run_id)
+    return many(Step, connection.execute(query))
+
+
 def step(connection: Connection, job_id: JobId, attempt_number: int, number: int) -> Step | None:
     key = {"job_id": job_id, "attempt": attempt_number, "number": number}
     return one(Step, connection.execute(_STEP_GET, key).first())
