@@ -59,10 +59,10 @@ def fails(tmp_path: Path, source: GitSource, credential: str = "", **how: object
 
 
 def test_exactly_the_commit_is_there_shallow_and_without_remotes(tmp_path: Path, repository: Repository) -> None:
-    work = fetch(tmp_path, GitSource(url=repository.url, commit=repository.first))
-    assert (work / "file").read_text() == "one\n"
+    work = fetch(tmp_path, GitSource(url=repository.url, commit=repository.second))
+    assert (work / "file").read_text() == "two\n"
     assert (work / "run.sh").stat().st_mode & stat.S_IXUSR
-    assert git(work, "rev-parse", "HEAD") == repository.first
+    assert git(work, "rev-parse", "HEAD") == repository.second
     assert git(work, "for-each-ref") == "", "no branch, no tag"
     assert git(work, "rev-list", "HEAD", "--count") == "1"
     assert git(work, "remote") == "" and git(work, "status", "--porcelain") == ""
