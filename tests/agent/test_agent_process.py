@@ -563,6 +563,23 @@ def test_steps_run_at_normal_priority_and_die_before_the_agent(tmp_path: Path) -
     in_loop(work)
 
 
+def test_steps_ignore_no_signal_that_the_agents_starter_ignored(tmp_path: Path) -> None:
+    """As under nohup, or in the background of a shell without job control."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGQUIT)}
+
+    async def work() -> None:
+        async with running(tmp_path) as (coordinator, agent):
+            assert (await coordinator.run(order("grep SigIgn /proc/self/status"))).result is Result.SUCCEEDED
+            await agent.ended()
+            assert coordinator.log("job_1") == b"SigIgn:\t0000000000000000\n"
+
+    try:
+        in_loop(work)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_nothing_survives_a_killed_agent_s_steps(tmp_path: Path) -> None:
     async def work() -> None:
         async with running(tmp_path) as (coordinator, agent):

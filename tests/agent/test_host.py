@@ -351,7 +351,7 @@ def test_a_fetch_that_cannot_be_interrupted_is_abandoned() -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(0.01, stop.set)
         with pytest.raises(Abandoned):
-            await in_thread(lambda: release.wait() and None, stop)
+            await in_thread(lambda: release.wait(5) and None, stop)
 
     asyncio.run(scenario())
     release.set()

@@ -18,6 +18,7 @@ from corral.cli.app import app
 from corral.cli.wired import Session
 from corral.client import AppTransport, Client
 from corral.control.api import Principal, Role
+from corral.model.errors import CorralError
 from corral.model.ids import TokenId
 from corral.web.app import create_app
 from tests.web.fake_api import FakeApi
@@ -64,9 +65,12 @@ class DoubleWiring:
             self.stops.append(kill)
             return 0
 
+        async def trouble() -> CorralError:
+            return await asyncio.get_running_loop().create_future()
+
         async with self._client() as client:
             player = asyncio.create_task(self.play(self.api)) if self.play else None
-            yield SimpleNamespace(client=client, url="http://corral", state_dir=state_dir, stop=stop)
+            yield SimpleNamespace(client=client, url="http://corral", state_dir=state_dir, stop=stop, trouble=trouble)
             if player is not None:
                 player.cancel()
                 await asyncio.gather(player, return_exceptions=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import json
 import os
 import shutil
@@ -97,6 +98,10 @@ def test_what_is_there_is_not_overwritten(bundle: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="there is no pip here")
+
+
+@needs_pip
 def test_the_parts_for_another_python_come_from_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
@@ -117,6 +122,7 @@ def test_the_parts_for_another_python_come_from_wheels(tmp_path: Path, monkeypat
     assert "(3, 99)" in (tmp_path / "bundle" / "corral-agent").read_text()
 
 
+@needs_pip
 def test_wheels_that_are_not_to_be_had_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -9,7 +9,7 @@ from corral.control import runs
 from corral.control.settle import Wake
 from corral.model.errors import Invalid, Refused
 from corral.model.ids import JobId, RunId
-from corral.model.spec import JOBS_LIMIT, NeedSpec, NeedWhen, Reason, Resources, Result, SourceRef
+from corral.model.spec import JOBS_LIMIT, GitSource, NeedSpec, NeedWhen, Reason, Resources, Result, SourceRef
 from corral.model.states import JobState
 from corral.model.views import NewRun
 from corral.runtime.chance import SeededChance
@@ -196,3 +196,32 @@ def test_kept_jobs_stand_for_max_parallel_too(world: World) -> None:
     finish(world, run_id, "m (3)", Result.FAILED)
     second = again(world, run_id, new, failed_only=True)
     assert world.states(second) == {"m (1)": "succeeded", "m (2)": "queued", "m (3)": "waiting"}
+
+
+# --- git sources -------------------------------------------------------------------------------------------
+
+COMMIT = GitSource(url="https://host/r.git", commit="0" * 40, credential="KEY")
+
+
+def test_what_is_wrong_with_a_git_source_is_said_with_everything_else() -> None:
+    wrong = GitSource(url="https://user:pw@host/r", commit="main", credential="KEY")
+    found = faults(new_run(a_spec("a"), git=wrong, source=SourceRef(hash="h", size=1)))
+    assert [fault.partition(":")[0] for fault in found] == ["git", "git.credential", "git.url", "git.commit"]
+    assert not any("pw" in fault for fault in found)
+
+
+def test_a_git_source_goes_to_every_job_that_checks_out_and_its_credential_is_kept_for_them() -> None:
+    sealed: list[str] = []
+
+    def seal(name: str, value: str, run: RunId) -> bytes:
+        sealed.append(name)
+        return b""
+
+    new = new_run(a_spec("a"), a_spec("b", checkout=False), git=COMMIT, secrets={"KEY": "v", "OTHER": "w"})
+    prepared = runs.prepare(new, SeededChance(1), seal, START)
+    specs = {row["base"]: row["spec"] for row in prepared.rows}
+    assert (specs["a"].git, specs["b"].git) == (COMMIT, None)
+    assert [job.git for job in prepared.workflow.jobs] == [COMMIT, None], "a rerun fetches the same"
+    assert sealed == ["KEY"], "what no job uses is not kept"
+    assert specs["a"].needed_secrets() == ("KEY",) and specs["a"].secrets == ()
+    assert specs["b"].needed_secrets() == ()

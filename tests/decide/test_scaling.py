@@ -398,7 +398,13 @@ def test_failed_and_ended_provisions_are_no_supply_yet_hold_their_slot() -> None
 
 
 def test_what_is_busy_or_cordoned_or_away_serves_nobody() -> None:
-    for fact in ({"assigned": True}, {"cordon": "idle"}, {"online": False}, {"cordon": "lost", "lost": True}):
+    for fact in (
+        {"assigned": True},
+        {"held": True},
+        {"cordon": "idle"},
+        {"online": False},
+        {"cordon": "lost", "lost": True},
+    ):
         item = a_supply(ProvisionState.ACTIVE, **{"online": True, "idle_since": NOW, **fact})
         plan = a_world(a_demand(), supply=(item,)).plan()
         assert plan.covered == ()

@@ -82,11 +82,18 @@ async def gone(marker: str) -> None:
     await eventually_async(lambda: not alive(marker), f"{marker} is gone", 10)
 
 
+def away(command: str, *, twice: bool = False) -> str:
+    """Shell: run ``command`` in a session of its own, ``twice``: of a parent that is gone, and go on once it is there
+    (before that it is still one of the step's group, and dies with it)."""
+    inner = f"setsid sh -c ': > away; exec {command}' >/dev/null 2>&1 </dev/null &"
+    outer = f'setsid sh -c "({inner})"' if twice else f"({inner})"
+    return f"rm -f away; {outer}; while [ ! -e away ]; do sleep 0.01; done; "
+
+
 async def daemons(stage: Stage) -> None:
     marker = sleeper(1)
     job, logs = await stage.play(
-        f"{marker} >/dev/null 2>&1 & (setsid {marker} >/dev/null 2>&1 </dev/null &) ; "
-        f"setsid sh -c '(setsid {marker} >/dev/null 2>&1 </dev/null &)' ; echo done",
+        f"{marker} >/dev/null 2>&1 & {away(marker)} {away(marker, twice=True)} echo done",
         # The arguments of all processes, one a line; the pattern does not match itself.
         f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cx '[8]{marker[7:]}' || true",
     )
@@ -132,7 +139,8 @@ async def closes_its_pipes(stage: Stage) -> None:
 
 async def keeps_a_pipe_open(stage: Stage) -> None:
     marker = sleeper(4)
-    job, logs = await stage.play(f"(setsid sh -c 'while echo noise; do {marker}; done' &) ; echo main", "echo next")
+    noise = f"(setsid sh -c ': > noisy; while echo noise; do {marker}; done' &)"
+    job, logs = await stage.play(f"{noise}; while [ ! -e noisy ]; do sleep 0.01; done; echo main", "echo next")
     assert job.state == "succeeded"
     assert b"main\n" in logs[0] and b"a process that outlived this step held its output open" in logs[0]
     assert logs[1] == b"next\n"

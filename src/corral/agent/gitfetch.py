@@ -294,6 +294,7 @@ _MEANINGS: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
         "access was refused (credential: {credential})",
     ),
+    (("remote error: ",), "the server refuses (credential: {credential})"),
     (("transport '", 'Protocol "', "Unsupported protocol"), "it leads to a protocol that this agent does not allow"),
     (
         ("' not found", "error: 404", "does not appear to be a git repository", "does not exist"),

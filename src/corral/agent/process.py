@@ -108,8 +108,12 @@ class StepProcess:
 
 def prepare_child(parent: int, nice: int, prctl: ctypes.CDLL, doors: Sequence[str] = ()) -> Callable[[], None]:
     """For ``preexec_fn``: the child dies with the thread that forks it (of process ``parent``)."""
+    # Whoever started the agent may have ignored some (nohup, a shell's background job); steps shall not.
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
 
     def prepare() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_DFL)
         prctl.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(127)

@@ -56,7 +56,8 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes: bytes, with k, m, g or t (binary). Beyond them a step goes on, and its log says what is missing."""
+    """Sizes: numbers of bytes with k, m, g or t (binary). Beyond them a step goes on;
+    its log says what is missing."""
 
     step_log: str | int = "2g"
     run_log: str | int = "10g"

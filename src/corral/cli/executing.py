@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,11 +198,29 @@ async def _run_on(
     shown_dir: Path | None,
 ) -> int:
     with screen(SystemClock()) as shown:
-        view = await follow(whole.client, await begin(whole.client), shown, interrupts, lambda: whole.stop(kill=True))
+        run = await begin(whole.client)
+        following = follow(whole.client, run, shown, interrupts, lambda: whole.stop(kill=True))
+        view = await _unless(whole, following)
     left = await whole.stop(kill=interrupts.count > 1)
     if left:
         say(f"{left} agents are not confirmed gone; the next start on this state directory takes care of them")
     return report(view, interrupts, as_json=as_json, state_dir=shown_dir, url=None)
+
+
+async def _unless(whole: AllInOne, following: Coroutine[None, None, RunView]) -> RunView:
+    """What ``following`` returns. :raises CorralError: nothing can go on any more; everything is stopped."""
+    task = asyncio.create_task(following)
+    trouble = asyncio.create_task(whole.trouble())
+    try:
+        await asyncio.wait({task, trouble}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        await whole.stop(kill=True)
+        raise trouble.result()
+    finally:
+        for each in (task, trouble):
+            each.cancel()
+        await asyncio.gather(task, trouble, return_exceptions=True)
 
 
 async def follow_there(client: Client, run: RunView, *, as_json: bool, state_dir: Path | None, url: str | None) -> int:

@@ -19,13 +19,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+def _directory(text: str) -> Path:
+    """An empty text is an unset variable of a script, never the current directory."""
+    if not text.strip():
+        raise typer.BadParameter("is empty; name a directory, or leave the option out")
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{text} is not a directory")
+    return path
+
+
 StateDir = Annotated[
     Path | None,
     typer.Option(
         "--state-dir",
         envvar="CORRAL_STATE_DIR",
         help="Where runs and logs are kept; default $XDG_STATE_HOME/corral.",
-        file_okay=False,
+        parser=_directory,
+        metavar="DIRECTORY",
     ),
 ]
 Url = Annotated[

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 REFRESH = 8.0
 """Pictures per second: elapsed times move smoothly, at next to no cost."""
 _RICH_COLOURS = {"32": "green", "31": "red", "33": "yellow", "36": "cyan", "2": "dim"}
+
+_NUMBER = re.compile(r"\d+")
 
 
 class Screen(Protocol):
@@ -65,12 +68,13 @@ class Lines(Silent):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._start = clock.monotonic()
-        self._seen: dict[str, tuple[str, int]] = {}
+        self._seen: dict[str, tuple[str, int, str]] = {}
 
     def show(self, run: RunView) -> None:
         for job in run.jobs:
             # An offer lasts milliseconds and says nothing to a reader.
-            now = (job.state, job.attempt)
+            # Numbers in the reason count down; the reason itself is news.
+            now = (job.state, job.attempt, _NUMBER.sub("", job.waiting_for))
             if job.state in ("waiting", "offered") or self._seen.get(job.id) == now:
                 continue
             self._seen[job.id] = now

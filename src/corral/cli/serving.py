@@ -50,7 +50,7 @@ async def serve_forever(options: ServerOptions) -> None:
     config = options.config or default_config()
     slots = _check_root(config, options)
     host, port = parse_listen(options.listen or config.listen or DEFAULT_LISTEN)
-    directory = prepare_state_dir(options.state_dir, passable=slots)
+    directory = prepare_state_dir(options.state_dir)
     listener = bind(host, port)
     try:
         url = "http://{}:{}".format(*_reachable(listener.getsockname()))
@@ -61,6 +61,7 @@ async def serve_forever(options: ServerOptions) -> None:
     try:
         web = WebServer(create_app(assembly.coordinator), [listener])
         stopping = _stop_on_signals()
+        await _say_findings(assembly)
         await assembly.coordinator.start()
         await web.start()
         await publish(assembly, url)
@@ -71,6 +72,15 @@ async def serve_forever(options: ServerOptions) -> None:
         await web.stop()
     finally:
         await assembly.close()
+
+
+async def _say_findings(assembly: Assembly) -> None:
+    """What stands in the way of jobs on this host, once at the start instead of job by job."""
+    for backend in assembly.backends.values():
+        for finding in await backend.check():
+            if finding.level != "ok":
+                text = finding.message + (f"; {finding.remedy}" if finding.remedy else "")
+                log.warning("backend %s: %s", backend.kind, text)
 
 
 RETENTION_EVERY = 600.0

@@ -26,15 +26,14 @@ def default_state_dir() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "corral"
 
 
-def prepare_state_dir(path: Path, *, passable: bool = False) -> Path:
-    """Made with mode 0700 (``passable``: 0711, so that agents of other users reach their own directories).
+def prepare_state_dir(path: Path) -> Path:
+    """Made with mode 0700 where it is not there. What is there keeps its mode: another coordinator may hold it.
 
     :raises StoreMisconfigured: it cannot be made or written.
     """
     path = path.absolute()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.chmod(0o711 if passable else 0o700)
     except OSError as error:
         raise StoreMisconfigured(
             f"cannot use the state directory {path}: {error.strerror}; choose another with --state-dir"
@@ -80,3 +79,16 @@ def _holds_lock(state_dir: Path, pid: int) -> bool:
         return int((state_dir / f"{DATABASE}.lock").read_text().strip() or 0) == pid
     except (OSError, ValueError):
         return False
+
+
+def set_mode(state_dir: Path, *, passable: bool) -> None:
+    """By the one that holds it: 0700, or 0711 so that agents of other users reach their own directories below it.
+
+    :raises StoreMisconfigured: it is somebody else's.
+    """
+    try:
+        state_dir.chmod(0o711 if passable else 0o700)
+    except OSError as error:
+        raise StoreMisconfigured(
+            f"cannot set the mode of the state directory {state_dir}: {error.strerror}; choose one of your own"
+        ) from error

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import typer
 
     from corral.client import Client
+    from corral.model.errors import CorralError
 
 
 class AllInOne(Protocol):
@@ -21,6 +22,10 @@ class AllInOne(Protocol):
     client: Client
     url: str
     state_dir: Path
+
+    async def trouble(self) -> CorralError:
+        """Returns when nothing can go on any more, with the reason."""
+        ...
 
     async def stop(self, *, kill: bool = False) -> int:
         """Give everything back, bounded; how many instances are not confirmed gone. Idempotent."""

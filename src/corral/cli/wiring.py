@@ -30,14 +30,16 @@ from corral.cli.statedir import (
     default_state_dir,
     live_server,
     prepare_state_dir,
+    set_mode,
     write_private,
 )
-from corral.model.errors import CorralError
+from corral.model.errors import CorralError, NotFound, StoreUnavailable
 from corral.model.views import Clean, NewToken
 from corral.runtime.chance import SystemChance
 from corral.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from corral.backends.interface import Backend
     from corral.backends.process.backend import ProcessBackend
     from corral.client import Client
     from corral.control.coordinator import Coordinator
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TROUBLE_LOOK = 2.0
+TROUBLE_PATIENCE = 20.0
+"""Seconds that an all-in-one coordinator waits for a database that cannot be written."""
 RELEASE_TIMEOUT = 15.0
 """Seconds in which an all-in-one coordinator gives its instances back at its end."""
 
@@ -58,6 +63,7 @@ class Assembly:
 
     coordinator: Coordinator
     state_dir: Path
+    backends: dict[str, Backend] = field(default_factory=dict)
     closers: list[Callable[[], object]] = field(default_factory=list)
 
     async def close(self) -> None:
@@ -81,7 +87,6 @@ async def assemble(
 
     :raises StoreMisconfigured: the database is held by another process, damaged, or of a newer release.
     """
-    from corral.backends.interface import Backend
     from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
     from corral.runtime.sealing import Sealer, load_key
     from corral.store.logdir import LogDirectory
@@ -92,6 +97,7 @@ async def assemble(
     database = await asyncio.to_thread(SqliteDatabase.open, state_dir / DATABASE, clock)
     closers: list[Callable[[], object]] = [database.close]
     try:
+        set_mode(state_dir, passable=slots)
         identity = await identify(database, chance, take_lease=not offline)
         logs = LogDirectory(state_dir / LOGS)
         closers.append(logs.close)
@@ -129,7 +135,7 @@ async def assemble(
     except BaseException:
         await Assembly(coordinator=None, state_dir=state_dir, closers=closers).close()  # type: ignore[arg-type]
         raise
-    return Assembly(coordinator=coordinator, state_dir=state_dir, closers=closers)
+    return Assembly(coordinator=coordinator, state_dir=state_dir, backends=backends, closers=closers)
 
 
 def _process_backend(
@@ -206,8 +212,15 @@ async def _offline(state_dir: Path) -> AsyncIterator[Client]:
     from corral.model.ids import TokenId
     from corral.web.app import create_app
 
+    if not (state_dir / DATABASE).exists():
+        raise NotFound(f"there is no database in {state_dir}: nothing was run with this state directory")
     assembly = await assemble(prepare_state_dir(state_dir), default_config(), offline=True)
     try:
+        if live := await assembly.coordinator.unfinished():
+            say(
+                f"{live} run{'s' if live > 1 else ''} here did not end, and no coordinator holds {state_dir}: "
+                f"the next `corral run` or `corral server` on it settles what is left"
+            )
         local = Principal(token_id=TokenId("local"), name="local", role=Role.ADMIN)
         app = create_app(assembly.coordinator, local=local)
         async with Client("http://corral.local", "", transport=AppTransport(app)) as client:
@@ -229,6 +242,17 @@ class AllInOne:
     assembly: Assembly
     web: WebServer
     _stopped: bool = False
+
+    async def trouble(self) -> CorralError:
+        """Returns when the database could not be written for so long that waiting is no use."""
+        since: float | None = None
+        clock = SystemClock()
+        while True:
+            await clock.sleep(TROUBLE_LOOK)
+            health = next(h for h in await self.assembly.coordinator.health() if h.name == "database")
+            since = None if health.healthy else since or clock.monotonic()
+            if since is not None and clock.monotonic() - since >= TROUBLE_PATIENCE:
+                return StoreUnavailable(health.detail)
 
     async def stop(self, *, kill: bool = False) -> int:
         """Give everything back, bounded; how many instances are not confirmed gone. Idempotent."""
@@ -274,6 +298,7 @@ async def all_in_one(
         say("jobs run as root here, with all that root may do; an ordinary account keeps them off the machine")
     try:
         web = WebServer(create_app(assembly.coordinator), [listener])
+        await _check_host(assembly)
         await web.start()
         await assembly.coordinator.start()
         token = await publish(assembly, url)
@@ -288,6 +313,16 @@ async def all_in_one(
                 await tidy(assembly, Clean())
     finally:
         await assembly.close()
+
+
+async def _check_host(assembly: Assembly) -> None:
+    """:raises Misconfigured: no job could ever run here; said at once instead of job by job."""
+    from corral.backends.interface import Misconfigured
+
+    for backend in assembly.backends.values():
+        for finding in await backend.check():
+            if finding.level == "failed":
+                raise Misconfigured(". ".join(part for part in (finding.message, finding.remedy) if part))
 
 
 def _forget_sources(state_dir: Path) -> None:

@@ -57,5 +57,7 @@ def _calls(path: Path) -> list[ast.Call]:
     """Every call in the file; none when it is no readable Python."""
     with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         if path.stat().st_size <= _SIZE_LIMIT:
+            if not path.is_file():
+                return []
             return [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
     return []

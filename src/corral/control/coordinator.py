@@ -359,6 +359,10 @@ class Coordinator:
         await self._db.write(lambda c: runs.add(c, prepared, wake))
         ring(self.bell, wake)
 
+    async def unfinished(self) -> int:
+        """Runs that have not ended."""
+        return len(await self._db.read(run_rows.live))
+
     async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
         before = _parse_cursor(cursor)
         limit = max(1, min(limit, 200))

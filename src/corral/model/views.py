@@ -228,7 +228,7 @@ class TokenView(Struct, frozen=True, kw_only=True):
 class NewToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``role``: viewer, operator, admin, or agent. ``labels`` go with agent only: the token is a static agent."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
     role: str
     labels: tuple[str, ...] = ()
 

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 
+from corral.model.errors import CorralError
 from corral.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,9 @@ class Service(ABC):
                 await self.run_once()
                 self.last_pass = self.clock.monotonic()
                 failures = 0
+            except CorralError as error:
+                failures += 1
+                log.warning("%s: %s (%d passes failed in a row; repeated)", self.name, error, failures)
             except Exception:
                 failures += 1
                 log.exception("%s: a pass failed (%d in a row); repeated", self.name, failures)

@@ -111,6 +111,6 @@ class _NoRoute(PermanentError):
     status = 404
 
 
-class _Internal(CorralError):
+class _Internal(PermanentError):
     code = "internal"
     status = 500

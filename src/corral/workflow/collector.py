@@ -87,6 +87,12 @@ class _Collector:
         name = self.tree.module_name(file)
         if name in sys.modules:
             return
+        strange = _strange(self.tree.root, file)
+        if strange:
+            where = str(self.tree.relative(file))
+            fault = {"file": where, "line": 0, "column": 0, "path": "", "message": strange, "remedy": "remove it"}
+            self._export.faults.append(fault)
+            return
         try:
             module = module_for(self.tree, file)
             with open(file, "rb") as opened:
@@ -124,6 +130,15 @@ class _Collector:
             if relative is not None and os.path.dirname(frame_file) != _LANGUAGE_FOLDER:
                 place = (relative, line)
         return (*place, 0)
+
+
+def _strange(root: str, file: str) -> str:
+    """What is wrong with a workflow file that is no file of the tree; opening a pipe would wait for ever."""
+    if os.path.commonpath([root, os.path.realpath(file)]) != root:
+        return "is a link out of the tree"
+    if not os.path.isfile(file):
+        return "is not a regular file"
+    return ""
 
 
 def _frames(traceback: TracebackType | None) -> list[tuple[str, int]]:

@@ -110,8 +110,10 @@ def _child(plan: Plan, *, output: int, grant: int, status: int, warden: int) -> 
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != warden:
             os._exit(1)
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_DFL)
+        # Also what whoever started the coordinator ignored: a shell's background job ignores SIGQUIT, nohup SIGHUP.
+        for ignored in signal.valid_signals():
+            if signal.getsignal(ignored) is signal.SIG_IGN:
+                signal.signal(ignored, signal.SIG_DFL)
         step = f"run {plan.command[0]}"
         os.execv(plan.command[0], plan.command)
     except Exception as error:

@@ -21,9 +21,9 @@ def system_error(number: int, doing: str) -> CorralError:
     if number in _NO_ROOM:
         return NoCapacity(f"no room on this host to {doing} ({why})", retry_after=5.0)
     if number in _NOT_ALLOWED:
-        return Denied(f"this host does not allow us to {doing} ({why}); run `corral pools check`")
+        return Denied(f"this host does not allow us to {doing} ({why}); the user that the jobs run as has to reach it")
     if number in _NOT_THERE:
-        return Misconfigured(f"this host cannot {doing} ({why}); run `corral pools check`")
+        return Misconfigured(f"this host cannot {doing} ({why}); the user that the jobs run as has to reach it")
     return Transient(f"could not {doing} ({why})")
 
 

@@ -89,10 +89,10 @@ def bundle(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it; must not exist, or be empty.")],
     python: Annotated[
         str, typer.Option("--python", metavar="X.Y", help="The Python that will run it; default: this one's version.")
-    ] = f"{sys.version_info.major}.{sys.version_info.minor}",
+    ] = "",
     arch: Annotated[
         str, typer.Option("--arch", help="The machine that will run it, as `uname -m` says; default: this one's.")
-    ] = os.uname().machine,
+    ] = "",
 ) -> None:
     """Write an agent as one folder that needs nothing but a Python of that version.
 
@@ -101,7 +101,8 @@ def bundle(
     """
     from corral.cli.bundle import Target, build
 
-    made = build(directory.absolute(), Target.parse(python, arch))
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    made = build(directory.absolute(), Target.parse(python or here, arch or os.uname().machine))
     say(f"{made.size / 1e6:.1f} MB for Python {made.target.python} on {made.target.arch}; start it with:")
     write(f"{directory / 'corral-agent'} --config FILE")
 
