@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 
+from corral.control.offers import DEADLINE_MARGIN
 from corral.control.sessions import FLUSH_GRACE
 from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN
 from corral.model.ids import JobId, RunId
@@ -362,3 +363,20 @@ def test_an_order_carries_the_configured_limit_of_a_steps_log() -> None:
         assert (await puppet.offered()).order.log_limit == 12345
 
     virtual(scenario, step_log_limit=12345)
+
+
+def test_a_job_timeout_that_the_agent_does_not_enforce_is_enforced_by_the_coordinator() -> None:
+    async def scenario(rig: Rig) -> None:
+        puppet = await rig.online(await rig.token())
+        run = await rig.run(job("j", timeout=5.0))
+        await puppet.take()
+        began = rig.loop.time()
+        told = await puppet.expect(Cancel, timeout=5 + DEADLINE_MARGIN + 5)
+        assert told.reason == "job_timeout"
+        assert 5 + DEADLINE_MARGIN <= rig.loop.time() - began <= 5 + DEADLINE_MARGIN + 2
+        # Nor does it do as it is told.
+        await puppet.silent(CANCEL_GRACE + CANCEL_MARGIN + 2)
+        view = await rig.job(run)
+        assert (view.state, view.reason) == ("failed", "job_timeout")
+
+    virtual(scenario)

@@ -37,9 +37,10 @@ def config(*, max_agents: int = 3, url: str = "", extra: str = "", **timing: flo
     return CONFIG.format(max_agents=max_agents, urls=url) + lines + extra
 
 
-def run_of(*jobs: JobSpec, secrets: dict[str, str] | None = None) -> NewRun:
-    lock = make_lock([WorkflowSpec(name="ci", jobs=jobs)], {})
-    return NewRun(lock=lock, workflow="ci", secrets=secrets or {})
+def run_of(*jobs: JobSpec, timeout: float | None = None, **options: Any) -> NewRun:
+    """``timeout``: of the run; ``options``: fields of the request."""
+    lock = make_lock([WorkflowSpec(name="ci", jobs=jobs, timeout=timeout)], {})
+    return NewRun(lock=lock, workflow="ci", **options)
 
 
 def alive(marker: str) -> list[int]:
@@ -74,10 +75,11 @@ def states(view: RunView) -> dict[str, str]:
     return {job.name: job.state for job in view.jobs}
 
 
-def job(name: str, *scripts: str, label: str = "local", **options: object) -> JobSpec:
+def job(name: str, *scripts: str, label: str = "local", **options: Any) -> JobSpec:
     """A job of shell steps."""
     steps = tuple(StepSpec(name=f"s{number}", script=script) for number, script in enumerate(scripts))
-    return JobSpec(name=name, steps=steps, runs_on=(label,), checkout=False, **options)  # type: ignore[arg-type]
+    options.setdefault("checkout", False)
+    return JobSpec(name=name, steps=steps, runs_on=(label,), **options)
 
 
 async def until_state(running: Server, run_id: str, job_name: str, *wanted: str, deadline: float = 30) -> JobView:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 from bench.harness import Server, agent_config, launch_agent, server
 
+import corral.web.app  # noqa: F401  (enters the operations into their table)
 from corral.model.ids import RunId, TokenId
 from corral.model.views import RotateToken
 from corral.web.operations import OPERATIONS

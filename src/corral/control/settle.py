@@ -109,8 +109,15 @@ def _apply(connection: Connection, run: Run, rows: Mapping[JobId, Job], plan: Ru
     if finished:
         runs.count_finished(connection, run.id, finished)
     if plan.end is not None:
-        runs.advance(connection, run, plan.end, reason=plan.reason, detail=plan.detail)
+        runs.advance(connection, run, plan.end, reason=plan.reason, detail=plan.detail or _timeout(run, plan))
         secrets.wipe(connection, run.id)
+
+
+def _timeout(run: Run, plan: RunPlan) -> str:
+    """Whose deadline it was that ended the run."""
+    if plan.reason is not Reason.RUN_TIMEOUT or run.deadline_at is None:
+        return ""
+    return f"the run had not ended after its timeout of {(run.deadline_at - run.created_at) / SECOND:.6g} s"
 
 
 def _stop_reason(run: Run) -> Reason:

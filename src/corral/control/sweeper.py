@@ -112,7 +112,7 @@ class Sweeper(Service):
         for job in found.late:
             current = jobs.get(connection, job.id)
             if current is not None and current.state is job.state:
-                _overdue(connection, current, wake)
+                _overdue(connection, current, wake, self._settings.queue_timeout)
         for job_id in found.silent:
             _silent(connection, job_id, wake)
 
@@ -161,14 +161,13 @@ class Found:
         return bool(self.late or self.silent or self.runs or self.online)
 
 
-def _overdue(connection: Connection, job: Job, wake: Wake) -> None:
+def _overdue(connection: Connection, job: Job, wake: Wake, queue_timeout: float) -> None:
     match job.state:
         case JobState.CANCELLING:
             settle.give_up_cancelling(connection, job, wake)
         case JobState.QUEUED:
-            settle.end_job(
-                connection, job, JobEvent.FAIL, wake, reason=Reason.QUEUE_TIMEOUT, detail="no agent took it in time"
-            )
+            detail = f"no agent took it within {queue_timeout:g} s (queue_timeout)"
+            settle.end_job(connection, job, JobEvent.FAIL, wake, reason=Reason.QUEUE_TIMEOUT, detail=detail)
         case JobState.RUNNING:
             # The agent enforces the job's timeout; one that does not is told, and then left behind.
             limit = now(connection) + int((CANCEL_GRACE + settle.CANCEL_MARGIN) * SECOND)
