@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from corral.cli.output import clean, moment, seconds, table
+from corral.runtime.clock import SECOND, parse_rfc3339
 
 if TYPE_CHECKING:
-    from corral.model.views import JobView, RunView
+    from corral.model.views import JobView, RunView, StepView
 
 
 def run_state(run: RunView) -> str:
@@ -43,6 +45,52 @@ def job_table(run: RunView) -> str:
         for job in run.jobs
     ]
     return table(("JOB", "STATE", "QUEUED", "PROVISIONED", "RUNNING", "TOTAL", ""), rows)
+
+
+def step_table(jobs: Sequence[JobView]) -> str:
+    """One line per step: how it ended, how much it printed."""
+    rows = [
+        (
+            job.name,
+            f"{step.index} {step.name}",
+            step.state,
+            _exit(step),
+            seconds(_took(step)),
+            "-" if step.log_size is None and not step.log_stored else size(step.log_size or step.log_stored),
+            _step_note(step),
+        )
+        for job in jobs
+        for step in job.steps
+    ]
+    return table(("JOB", "STEP", "STATE", "EXIT", "TOOK", "LOG", ""), rows)
+
+
+def _exit(step: StepView) -> str:
+    if step.signal is not None:
+        return f"signal {step.signal}"
+    return "-" if step.exit_code is None else str(step.exit_code)
+
+
+def _took(step: StepView) -> float | None:
+    if step.started_at is None or step.finished_at is None:
+        return None
+    return max(0.0, (parse_rfc3339(step.finished_at) - parse_rfc3339(step.started_at)) / SECOND)
+
+
+def _step_note(step: StepView) -> str:
+    missing = f"log incomplete: {step.log_missing} bytes missing" if step.log_missing else ""
+    ended = step.detail or step.reason if step.state != "succeeded" else ""
+    return "; ".join(clean(part) for part in (ended, missing) if part)
+
+
+def size(count: int) -> str:
+    """``512 B``, ``1.5 KiB``, ``20.0 MiB``."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
 
 
 def note(job: JobView, limit: int = 100) -> str:

@@ -5,30 +5,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from corral.cli.finding import find_run
 from corral.cli.options import AsJson, StateDir, Url, with_client
 from corral.cli.output import moment, table, write, write_json
-from corral.cli.summary import run_lines, run_state
+from corral.cli.summary import run_lines, run_state, step_table
+from corral.model.ids import JobId
 
 if TYPE_CHECKING:
     from corral.client import Client
-    from corral.model.views import RunView
+    from corral.model.views import JobView, RunView
 
 
 def command(
     context: typer.Context,
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Id of a run, the beginning of one, or 'latest': show it."),
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[show] RUN", help="Id of a run, the beginning of one, or 'latest'; after 'show' with its steps."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="Runs to list.")] = 20,
     state_dir: StateDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs, newest first, or show one with its jobs."""
+    """List the runs, newest first, or show one with its jobs.
+
+    `corral runs show RUN` adds the steps of each job: how they ended, how long they took, how much they printed, and
+    whether any of that is missing.
+    """
+    run, detailed = _asked(words or [])
 
     async def listed(client: Client) -> tuple[RunView, ...]:
         return (await client.runs(limit=limit)).items
@@ -36,6 +45,19 @@ def command(
     async def one(client: Client) -> RunView:
         return await find_run(client, str(run))
 
+    async def whole(client: Client) -> tuple[RunView, tuple[JobView, ...]]:
+        view = await find_run(client, str(run))
+        return view, tuple([await client.job(JobId(job.id)) for job in view.jobs])
+
+    if run is not None and detailed:
+        view, jobs = with_client(context, state_dir, url, whole)
+        if as_json:
+            write_json(msgspec.structs.replace(view, jobs=jobs))
+        else:
+            write(run_lines(view))
+            write("")
+            write(step_table(jobs))
+        return
     if run is not None:
         view = with_client(context, state_dir, url, one)
         if as_json:
@@ -50,11 +72,20 @@ def command(
         write(_list(views))
 
 
+def _asked(words: list[str]) -> tuple[str | None, bool]:
+    """(the run, whether with its steps). :raises BadParameter: more words than one run."""
+    detailed = len(words) > 1 and words[0] == "show"
+    rest = words[1:] if detailed else words
+    if len(rest) > 1:
+        raise typer.BadParameter(f"one run at a time, not {', '.join(rest)}")
+    return (rest[0] if rest else None), detailed
+
+
 def _list(runs: tuple[RunView, ...]) -> str:
     rows = [
         (
             run.id,
-            run_state(run),
+            run_state(run) + (f", again {run.original}" if run.original else ""),
             run.workflow,
             f"{run.jobs_finished}/{run.jobs_total}",
             moment(run.created_at),
