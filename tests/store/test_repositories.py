@@ -186,6 +186,20 @@ def test_the_queue_is_served_longest_waiting_first_and_only_when_ready(db: Hand)
     assert db.read(jobs.count_queued) == 3
 
 
+def test_a_crowd_that_asks_for_the_same_stands_in_nobodys_way(db: Hand) -> None:
+    db.write(add_run)
+    crowd = [job_row(f"gpu-{n}", ordinal=n, spec=a_spec(f"gpu-{n}", runs_on=("gpu",))) for n in range(50)]
+    behind = job_row("behind", ordinal=50, queued_at=START + SECOND)
+    db.write(jobs.add_all, [*crowd, behind])
+    db.clock.pass_time(2)
+    assert [head.id for head in db.read(jobs.queued_heads, 2)] == ["gpu-0", "gpu-1", "behind"]
+    assert [head.id for head in db.read(jobs.queued_heads, 1, [JobId("gpu-49"), JobId("gone")])] == [
+        "gpu-0",
+        "gpu-49",
+        "behind",
+    ]
+
+
 def test_unroutable_since_is_kept_from_the_first_time(db: Hand) -> None:
     db.write(add_job)
     db.write(jobs.mark_unroutable, [JOB])

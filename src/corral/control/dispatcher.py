@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -31,11 +32,6 @@ from corral.wire.codec import ProtocolError, encode
 from corral.wire.messages import Accept, Decline, DeclineReason, Offer, Start, Withdraw
 
 log = logging.getLogger(__name__)
-
-HEADS_MIN = 64
-"""Queued jobs looked at even for one idle agent: those at the front may fit nobody here."""
-HEADS_PER_AGENT = 8
-HEADS_MAX = 2000
 
 
 class Dispatcher(Service):
@@ -64,13 +60,13 @@ class Dispatcher(Service):
         bell_.listen(bell.QUEUE, self.wake)
 
     async def run_once(self) -> None:
-        idle = [] if self.draining else self._sessions.idle()
-        seen = await self._database.read(lambda c: _look(c, len(idle)))
+        idle = [] if self.draining else [_idle_agent(session) for session in self._sessions.idle()]
+        seen = await self._database.read(lambda c: _look(c, idle))
         if seen.overdue:
             await self._expire()
         if not idle:
             return
-        placements = dispatching.plan(seen.queued, [_idle_agent(session) for session in idle], seen.now)
+        placements = dispatching.plan(seen.queued, idle, seen.now)
         results = await asyncio.gather(*(self._offer(each) for each in placements), return_exceptions=True)
         for error in results:
             # One offer that cannot be made says nothing about the others.
@@ -220,15 +216,15 @@ class _Seen:
     now: int
 
 
-def _look(connection: Connection, idle: int) -> _Seen:
+def _look(connection: Connection, idle: Sequence[IdleAgent]) -> _Seen:
     overdue = jobs.overdue_offers(connection)
     queued = _queue(connection, idle) if idle else []
     return _Seen(queued=queued, overdue=overdue, now=now(connection))
 
 
-def _queue(connection: Connection, idle: int) -> list[QueuedJob]:
-    limit = min(HEADS_MAX, max(HEADS_MIN, idle * HEADS_PER_AGENT))
-    heads = jobs.queued_heads(connection, limit)
+def _queue(connection: Connection, idle: Sequence[IdleAgent]) -> list[QueuedJob]:
+    bound = [agent.bound for agent in idle if agent.bound is not None]
+    heads = jobs.queued_heads(connection, len(idle), bound)
     declined = [head.id for head in heads if head.offers]
     avoid = jobs.last_agents(connection, declined) if declined else {}
     return [

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 LEASE = "leader"
 DEMAND_LIMIT = 2000
-"""Queued jobs looked at in one pass; the rest waits behind them anyway."""
+"""Queued jobs of the same labels looked at in one pass; the rest waits behind them anyway."""
 CLAIM_PREFIX_LENGTH = 12
 UNSENT_TIMEOUT = 60 * 1_000_000
 """Microseconds after which a provision that its host never began is given up."""

@@ -89,7 +89,8 @@ def command(
     """Print the log of a job, or of all jobs of a run.
 
     It comes byte for byte as it was printed. What is said about the log (which job and step, what is missing)
-    goes to standard error. --search ends with exit code 1 where nothing matches, --verify where a log is not whole.
+    goes to standard error. Exit code 1: with --search nothing matches, with
+    --verify a log is not whole, and without either fewer bytes can be read than were stored.
     """
     _sensible(follow=follow, tail=tail, search=search, verify=verify, output=output, attempt=attempt)
     wanted = pattern(search) if search is not None else None
@@ -106,9 +107,12 @@ def command(
         if output is not None:
             await _save(readings, output, single=step is not None and len(readings) == 1)
             return True
+        whole = True
         for view in jobs:
-            await _Printer(client, view, attempt, as_json, plain=no_colour, tail=tail).print(step, follow)
-        return True
+            printer = _Printer(client, view, attempt, as_json, plain=no_colour, tail=tail)
+            await printer.print(step, follow)
+            whole = whole and printer.whole
+        return whole
 
     if not with_client(context, state_dir, url, work):
         raise typer.Exit(ExitCode.RUN_FAILED)
@@ -204,6 +208,8 @@ class _Printer:
         self.as_json = as_json
         self.tail = tail
         self.plain = Plain() if plain and not as_json else None
+        self.whole = True
+        """Every step's log had the bytes that the server's record says are stored."""
 
     async def print(self, step: int | None, follow: bool) -> None:
         steps = _steps(self.job, step)
@@ -224,6 +230,10 @@ class _Printer:
             sys.stdout.buffer.write(self.plain.end())
         if step.log_missing:
             self._say(f"log incomplete: {step.log_missing} bytes are missing")
+        stored = max(0, (step.log_size or 0) - step.log_missing)
+        if self.attempt in (None, self.job.attempt) and offset < stored:
+            self.whole = False
+            say(f"log damaged: {offset} bytes of {clean(reading.name)} can be read; {stored} were stored")
 
     async def _follow(self, only: int | None) -> None:
         names = {each.index: each for each in self.job.steps}

@@ -255,17 +255,24 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 _HEAD = columns(jobs, Head)
-_HEADS = (
-    select(*_HEAD)
+_OLDEST = (jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
+_RANKED = (
+    select(*_HEAD, jobs.c.run_id.label("of_run"), jobs.c.ordinal)
+    .add_columns(func.row_number().over(partition_by=(jobs.c.labels, jobs.c.excludes), order_by=_OLDEST).label("place"))
     .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())
-    .order_by(jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
-    .limit(bindparam("limit"))
+    .subquery()
+)
+_HEADS = (
+    select(*(_RANKED.c[name] for name in Head.__struct_fields__))
+    .where((_RANKED.c.place <= bindparam("limit")) | _RANKED.c.id.in_(bindparam("also", expanding=True)))
+    .order_by(_RANKED.c.queued_at, _RANKED.c.of_run, _RANKED.c.ordinal)
 )
 
 
-def queued_heads(connection: Connection, limit: int) -> tuple[Head, ...]:
-    """Jobs that want an agent now, longest waiting first."""
-    return many(Head, connection.execute(_HEADS, {"limit": limit}))
+def queued_heads(connection: Connection, limit: int, also: Iterable[JobId] = ()) -> tuple[Head, ...]:
+    """Jobs that want an agent now, longest waiting first: at most ``limit`` of those that ask for the same labels, so
+    that any number which nobody can serve stands in nobody's way; and those of ``also`` that are among them."""
+    return many(Head, connection.execute(_HEADS, {"limit": limit, "also": tuple(also)}))
 
 
 def overdue_offers(connection: Connection) -> int:
