@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from corral.model.errors import NotFound, Refused
-from corral.model.ids import AgentId, RunId
+from corral.model.ids import AgentId, JobId, RunId
 from corral.model.pools import Pool
 from corral.model.spec import OnLost, Result
 from corral.model.views import DrainAgent
@@ -80,7 +80,6 @@ def test_an_offer_in_flight_when_an_operator_cordons_is_not_made() -> None:
     from corral.control.settle import Wake
     from corral.decide.dispatching import Placement
     from corral.model.errors import Conflict
-    from corral.model.ids import JobId
 
     async def scenario(rig: Rig) -> None:
         puppet = await rig.online(await rig.token())
@@ -374,3 +373,25 @@ def test_50_an_agent_that_is_busy_for_a_moment_does_not_fail_the_job() -> None:
         assert view.attempt == 4
 
     virtual(scenario)
+
+
+def test_a_pool_runs_no_more_jobs_than_it_may_although_it_has_more_agents() -> None:
+    pool = Pool(name="p", backend="fake", labels=frozenset({"x"}), max_agents=3, max_running=1)
+
+    async def scenario(rig: Rig) -> None:
+        run = await rig.run(job("a"), job("b"))
+        first = await rig.instance()
+        offer = await first.take()
+        await rig.clock.sleep(30)
+        assert len(rig.host.instances) == 1
+        why = await rig.coordinator.why(JobId(run.jobs[1].id))
+        assert why.code == "at_max_running"
+        assert "max_running" in why.fix
+        await first.finish(offer)
+        await first.expect(FinishedAck)
+        second = await rig.instance()
+        await second.finish(await second.take())
+        await second.expect(FinishedAck)
+        assert await rig.state(run) == "succeeded"
+
+    virtual(scenario, pools=(pool,))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,3 +138,31 @@ def test_also_when_it_was_its_own_instance_that_declined() -> None:
 
 def test_first_come_first_served() -> None:
     assert pairs(plan([job("j1"), job("j0")], [agent("a")], NOW)) == [("j1", "a")]
+
+
+# --- how many jobs run in a pool ---------------------------------------------------------------------------
+
+
+@given(queues(), idlers(), st.lists(st.sampled_from(("p", "q", "")), min_size=6, max_size=6), st.integers(0, 3))
+def test_no_pool_begins_more_jobs_than_it_has_room_for_and_none_waits_beside_free_room(
+    queued: list[QueuedJob], idle: list[IdleAgent], pools: list[str], limit: int
+) -> None:
+    idle = [replace(agent, pool=pool) for agent, pool in zip(idle, pools, strict=False)]
+    placements = plan(queued, idle, NOW, {"p": limit})
+    by_id = {agent.id: agent for agent in idle}
+    begun = sum(1 for each in placements if by_id[each.agent_id].pool == "p")
+    assert begun <= limit
+    room = {"p": limit - begun}
+    placed, used = {p.job_id for p in placements}, {p.agent_id for p in placements}
+    jobs_ = {each.id: each for each in queued}
+    for each in queued:
+        for agent in idle:
+            if each.id in placed or agent.id in used or room.get(agent.pool, 1) <= 0:
+                continue
+            assert not (released(agent, jobs_, NOW) and fits(each.wanted, agent.offered))
+            assert agent.bound != each.id
+
+
+def test_without_room_in_its_pool_a_job_takes_an_agent_of_another() -> None:
+    idle = [replace(agent("full"), pool="p"), replace(agent("free", "x y"), pool="q")]
+    assert pairs(plan([job("j0"), job("j1")], idle, NOW, {"p": 0})) == [("j0", "free")]

@@ -561,3 +561,33 @@ def test_a_draining_agent_is_released_once_it_has_no_job() -> None:
 
     assert releases(assigned=True) == []
     assert releases(assigned=False) == [ReleaseReason.DRAIN]
+
+
+# --- how many jobs run in a pool ---------------------------------------------------------------------------
+
+
+def test_no_more_instances_are_made_than_jobs_may_run() -> None:
+    pools = [Pool(name="p", backend="fake", labels=frozenset({"a"}), max_agents=10, max_running=2)]
+    busy = Supply(
+        agent_id=AgentId("busy"),
+        pool="p",
+        state=ProvisionState.ACTIVE,
+        offered=pool_offer(pools[0]),
+        online=True,
+        assigned=True,
+    )
+    wanted = Wanted(labels=frozenset({"a"}))
+    demand = [Demand(job_id=JobId(f"j{n}"), run_id=RunId("r"), wanted=wanted) for n in range(3)]
+    first = scaling.plan(demand, [busy], pools, Caps(), {}, NOW)
+    assert [each.job_id for each in first.creations] == ["j0"]
+    assert [(each.job_id, each.reason) for each in first.unplaced] == [
+        ("j1", NotDone.AT_MAX_RUNNING),
+        ("j2", NotDone.AT_MAX_RUNNING),
+    ]
+    # An idle one beside it is kept for the job that waits, which is not covered by it before a job has ended.
+    idle = replace(busy, agent_id=AgentId("idle"), assigned=False, idle_since=0)
+    full = [busy, replace(busy, agent_id=AgentId("busy-2"))]
+    second = scaling.plan(demand[:1], [*full, idle], pools, Caps(), {}, NOW)
+    assert not second
+    assert second.covered == ()
+    assert second.unplaced[0].reason is NotDone.AT_MAX_RUNNING

@@ -41,6 +41,7 @@ class PoolConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     labels: tuple[str, ...] = ()
     mandatory: tuple[str, ...] = ()
     max_agents: Annotated[int, Meta(ge=0, le=100_000)]
+    max_running: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     user: str = ""
     inherit_env: tuple[str, ...] | None = None
     default: bool = False
@@ -135,6 +136,7 @@ def to_pool(config: PoolConfig) -> Pool:
         labels=own | given,
         mandatory=labels(config.mandatory),
         max_agents=config.max_agents,
+        max_running=config.max_running,
         user=config.user,
         inherit_env=config.inherit_env,
         spawn_timeout=config.spawn_timeout,

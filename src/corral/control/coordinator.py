@@ -160,6 +160,7 @@ class Coordinator:
             self.secrets_of,
             ack_timeout=settings.ack_timeout,
             log_limit=settings.step_log_limit,
+            pools=pools,
         )
         self.scaler = Scaler(
             clock,

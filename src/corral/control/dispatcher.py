@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +20,7 @@ from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
 from corral.decide.matching import Wanted
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
+from corral.model.pools import Pool
 from corral.model.spec import STEP_LOG_LIMIT, Reason
 from corral.model.states import AttemptEvent, JobEvent
 from corral.runtime.clock import Clock
@@ -48,6 +49,7 @@ class Dispatcher(Service):
         *,
         ack_timeout: float = 10.0,
         log_limit: int = STEP_LOG_LIMIT,
+        pools: Callable[[], Sequence[Pool]] = tuple,
     ) -> None:
         super().__init__(clock)
         self._database = database
@@ -56,17 +58,19 @@ class Dispatcher(Service):
         self._secrets = secrets
         self._ack_timeout = ack_timeout
         self._log_limit = log_limit
+        self._pools = pools
         self.draining = False
         bell_.listen(bell.QUEUE, self.wake)
 
     async def run_once(self) -> None:
         idle = [] if self.draining else [_idle_agent(session) for session in self._sessions.idle()]
-        seen = await self._database.read(lambda c: _look(c, idle))
+        limits = {pool.name: pool.max_running for pool in self._pools() if pool.max_running is not None}
+        seen = await self._database.read(lambda c: _look(c, idle, limits))
         if seen.overdue:
             await self._expire()
         if not idle:
             return
-        placements = dispatching.plan(seen.queued, idle, seen.now)
+        placements = dispatching.plan(seen.queued, idle, seen.now, seen.room)
         results = await asyncio.gather(*(self._offer(each) for each in placements), return_exceptions=True)
         for error in results:
             # One offer that cannot be made says nothing about the others.
@@ -204,22 +208,31 @@ class Dispatcher(Service):
 
 def _idle_agent(session: Session) -> IdleAgent:
     assert session.agent_id is not None
-    return IdleAgent(id=session.agent_id, offered=session.offered, bound=session.bound, idle_since=session.idle_since)
+    return IdleAgent(
+        id=session.agent_id,
+        offered=session.offered,
+        bound=session.bound,
+        idle_since=session.idle_since,
+        pool=session.pool,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """``overdue``: offers that were not answered in time."""
+    """``overdue``: offers that were not answered in time. ``room``: jobs that may begin, of pools that limit it."""
 
     queued: list[QueuedJob]
+    room: dict[str, int]
     overdue: int
     now: int
 
 
-def _look(connection: Connection, idle: Sequence[IdleAgent]) -> _Seen:
+def _look(connection: Connection, idle: Sequence[IdleAgent], limits: Mapping[str, int]) -> _Seen:
     overdue = jobs.overdue_offers(connection)
     queued = _queue(connection, idle) if idle else []
-    return _Seen(queued=queued, overdue=overdue, now=now(connection))
+    busy = agents.busy_by_pool(connection) if limits else {}
+    room = {pool: max(0, limit - busy.get(pool, 0)) for pool, limit in limits.items()}
+    return _Seen(queued=queued, room=room, overdue=overdue, now=now(connection))
 
 
 def _queue(connection: Connection, idle: Sequence[IdleAgent]) -> list[QueuedJob]:

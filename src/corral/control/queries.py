@@ -302,6 +302,8 @@ def _fix(job: Job, unplaced: Unplaced | None, pools: Sequence[Pool]) -> str:
         case NotDone.AT_POOL_MAX:
             fitting = route(wanted, pools)
             return f"raise max_agents of pool {fitting[0].name}, or wait for one of its agents" if fitting else ""
+        case NotDone.AT_MAX_RUNNING:
+            return f"raise max_running of pool {unplaced.pool if unplaced else ''}, or wait for one of its jobs"
         case NotDone.AT_GLOBAL_MAX:
             return "raise the cluster's max_agents, or wait for an agent to end"
         case NotDone.AT_RATE:
@@ -398,6 +400,7 @@ def pool_views(
                 backend=pool.backend,
                 labels=tuple(sorted(pool.labels)),
                 max_agents=pool.max_agents,
+                max_running=pool.max_running,
                 user=pool.user,
                 isolation=isolation.get(pool.backend, ""),
                 agents=len(mine),

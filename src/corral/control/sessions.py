@@ -242,6 +242,7 @@ class Session:
         self.number = 0
         self.boot_id = ""
         self.single_use = True
+        self.pool = ""
         self.bound: JobId | None = None
         self.idle_since = 0
         self.draining = False
@@ -477,6 +478,7 @@ class Session:
     def _adopt(self, hello: Hello, outcome: Registered) -> None:
         mandatory, default = self._s.pool_offer(outcome.pool)
         self.agent_id = outcome.agent_id
+        self.pool = outcome.pool
         self.number = outcome.session
         self.boot_id = hello.boot_id
         self.single_use = outcome.single_use

@@ -117,7 +117,7 @@ def _timeout(run: Run, plan: RunPlan) -> str:
     """Whose deadline it was that ended the run."""
     if plan.reason is not Reason.RUN_TIMEOUT or run.deadline_at is None:
         return ""
-    return f"the run had not ended after its timeout of {(run.deadline_at - run.created_at) / SECOND:.6g} s"
+    return f"the run had not ended after its timeout of {round((run.deadline_at - run.created_at) / SECOND, 1):g} s"
 
 
 def _stop_reason(run: Run) -> Reason:

@@ -35,6 +35,7 @@ class IdleAgent:
     offered: Offered
     bound: JobId | None = None
     idle_since: int = 0
+    pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,14 @@ def released(agent: IdleAgent, queued: Mapping[JobId, QueuedJob], now: int) -> b
     return agent.bound not in queued and now - agent.idle_since >= RELEASE_GRACE
 
 
-def plan(queued: Sequence[QueuedJob], idle: Sequence[IdleAgent], now: int) -> tuple[Placement, ...]:
-    """Placements, at most one per job and agent; bound agents first, then the longest idle that fits."""
+def plan(
+    queued: Sequence[QueuedJob], idle: Sequence[IdleAgent], now: int, room: Mapping[str, int] | None = None
+) -> tuple[Placement, ...]:
+    """Placements, at most one per job and agent; bound agents first, then the longest idle that fits.
+
+    ``room``: how many more jobs may run in a pool; one that is not named has no limit of its own.
+    """
+    left = dict(room or {})
     by_id = {job.id: job for job in queued}
     bound = {agent.bound: agent for agent in idle if agent.bound is not None and agent.bound in by_id}
     free = sorted((a for a in idle if released(a, by_id, now)), key=lambda a: (a.idle_since, a.id))
@@ -61,9 +68,13 @@ def plan(queued: Sequence[QueuedJob], idle: Sequence[IdleAgent], now: int) -> tu
         own = bound.get(job.id)
         # Even the instance made for it is asked again only when nobody else fits.
         again = own is not None and own.id == job.avoid
-        agent = (_take(job, classes) or own) if again else (own or _take(job, classes))
+        if own is not None and not _has_room(own, left):
+            own = None
+        agent = (_take(job, classes, left) or own) if again else (own or _take(job, classes, left))
         if agent is not None:
             placements.append(Placement(job_id=job.id, agent_id=agent.id))
+            if agent.pool in left:
+                left[agent.pool] -= 1
     return tuple(placements)
 
 
@@ -78,12 +89,20 @@ def _by_offer(agents: Sequence[IdleAgent]) -> _Classes:
     return classes
 
 
-def _take(job: QueuedJob, classes: _Classes) -> IdleAgent | None:
+def _take(job: QueuedJob, classes: _Classes, left: Mapping[str, int]) -> IdleAgent | None:
     """The longest idle agent of the class with the fewest labels; one to avoid only when nobody else fits."""
     candidates = [agents for offered, agents in classes.items() if agents and fits(job.wanted, offered)]
     candidates.sort(key=lambda agents: len(agents[0].offered.labels))
+    last: tuple[list[IdleAgent], int] | None = None
     for agents in candidates:
         for index, agent in enumerate(agents):
+            if not _has_room(agent, left):
+                continue
             if agent.id != job.avoid:
                 return agents.pop(index)
-    return candidates[0].pop(0) if candidates else None
+            last = (agents, index)
+    return last[0].pop(last[1]) if last is not None else None
+
+
+def _has_room(agent: IdleAgent, left: Mapping[str, int]) -> bool:
+    return left.get(agent.pool, 1) > 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from corral.decide.dispatching import RELEASE_GRACE
@@ -32,6 +32,7 @@ class NotDone(StrEnum):
     """Why a queued job gets no new instance now."""
 
     AT_POOL_MAX = "at_pool_max"
+    AT_MAX_RUNNING = "at_max_running"
     AT_GLOBAL_MAX = "at_global_max"
     AT_RATE = "at_rate"
     BACKING_OFF = "backing_off"
@@ -167,8 +168,13 @@ def plan(
     unplaced: list[Unplaced] = []
     covered: list[JobId] = []
     for item in demand:
-        if usable.take(item):
-            covered.append(item.job_id)
+        taken = usable.take(item)
+        if taken is not None:
+            waits = room.runs(by_pool.get(taken.pool), item.job_id)
+            if waits is None:
+                covered.append(item.job_id)
+            else:
+                unplaced.append(waits)
             continue
         outcome = _place(item, pools, caps, room)
         if isinstance(outcome, Creation):
@@ -270,16 +276,14 @@ class _Usable:
                 usable.free.setdefault(item.offered, []).append(item)
         return usable
 
-    def take(self, demand: Demand) -> bool:
+    def take(self, demand: Demand) -> Supply | None:
         """Its own instance first, then one of the smallest class that fits: an order that does not depend on what
         else is there, so that releasing what is left over changes no choice."""
-        if self.bound.pop(demand.job_id, None) is not None:
-            return True
+        own = self.bound.pop(demand.job_id, None)
+        if own is not None:
+            return own
         fitting = [offered for offered, items in self.free.items() if items and fits(demand.wanted, offered)]
-        if not fitting:
-            return False
-        self.free[min(fitting, key=_size)].pop()
-        return True
+        return self.free[min(fitting, key=_size)].pop() if fitting else None
 
     def left(self) -> list[Supply]:
         return [item for items in self.free.values() for item in items]
@@ -314,6 +318,8 @@ class _Room:
     pool: dict[str, int]
     total: int
     creating: int
+    running: dict[str, int]
+    """Jobs that may begin, of pools that limit it."""
     refused: dict[str, Unplaced] = field(default_factory=dict)
 
     @classmethod
@@ -333,6 +339,7 @@ class _Room:
             pool={pool.name: max(0, pool.max_agents - held[pool.name]) for pool in pools},
             total=max(0, caps.max_agents - held.total()),
             creating=max(0, caps.concurrent_creates - creating),
+            running=_running(supply, pools),
         )
         for pool in pools:
             reason = _pool_refuses(pool, health.get(pool.name), now)
@@ -346,16 +353,39 @@ class _Room:
             return self.refused[pool.name]
         if self.pool[pool.name] <= 0:
             return _unplaced(NotDone.AT_POOL_MAX, pool, f"pool {pool.name} has its {pool.max_agents} agents")
+        if self.running.get(pool.name, 1) <= 0:
+            return _at_max_running(pool)
         if self.total <= 0:
             return _unplaced(NotDone.AT_GLOBAL_MAX, pool, "the cluster's max_agents is reached")
         if self.creating <= 0:
             return _unplaced(NotDone.AT_RATE, pool, "as many instances as allowed are being created")
         return None
 
+    def runs(self, pool: Pool | None, job_id: JobId) -> Unplaced | None:
+        """The job begins on an agent of this pool (None: of none that is configured), or why it may not yet."""
+        if pool is None or pool.name not in self.running:
+            return None
+        if self.running[pool.name] <= 0:
+            return replace(_at_max_running(pool), job_id=job_id)
+        self.running[pool.name] -= 1
+        return None
+
     def take(self, pool: Pool) -> None:
+        if pool.name in self.running:
+            self.running[pool.name] -= 1
         self.pool[pool.name] -= 1
         self.total -= 1
         self.creating -= 1
+
+
+def _running(supply: Sequence[Supply], pools: Sequence[Pool]) -> dict[str, int]:
+    busy = Counter(item.pool for item in supply if item.assigned)
+    return {pool.name: max(0, pool.max_running - busy[pool.name]) for pool in pools if pool.max_running is not None}
+
+
+def _at_max_running(pool: Pool) -> Unplaced:
+    detail = f"pool {pool.name} runs no more than {pool.max_running} jobs at the same time"
+    return _unplaced(NotDone.AT_MAX_RUNNING, pool, detail)
 
 
 def _being_created(item: Supply) -> bool:

@@ -10,13 +10,15 @@ from corral.model.labels import NO_LABELS, Labels
 
 class Pool(Struct, frozen=True, kw_only=True):
     """``labels`` are its own and the reserved ones Corral adds. ``inherit_env`` None: the documented default.
-    Durations are seconds. ``max_agents`` counts every provision of the pool that is not gone."""
+    Durations are seconds. ``max_agents`` counts every provision of the pool that is not gone, ``max_running`` the jobs
+    that its agents have at the same time; None: as many as it has agents."""
 
     name: str
     backend: str
     labels: Labels
     mandatory: Labels = NO_LABELS
     max_agents: int
+    max_running: int | None = None
     user: str = ""
     inherit_env: tuple[str, ...] | None = None
     spawn_timeout: float = 300.0

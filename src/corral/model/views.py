@@ -185,6 +185,7 @@ class PoolView(Struct, frozen=True, kw_only=True):
     backend: str
     labels: tuple[str, ...]
     max_agents: int
+    max_running: int | None = None
     user: str = ""
     isolation: str = ""
     agents: int = 0

@@ -98,6 +98,12 @@ def static(connection: Connection) -> tuple[Agent, ...]:
     return many(Agent, connection.execute(query.order_by(agents.c.created_at, agents.c.id)))
 
 
+def busy_by_pool(connection: Connection) -> dict[str, int]:
+    """How many agents of each pool have a job."""
+    query = select(agents.c.pool, func.count()).where(agents.c.assignment.is_not(None)).group_by(agents.c.pool)
+    return {row[0]: row[1] for row in connection.execute(query)}
+
+
 def silent_with_job(connection: Connection, since: int) -> tuple[JobId, ...]:
     """Jobs whose agent has had no session since that moment."""
     return tuple(connection.execute(_SILENT, {"since": since}).scalars())
