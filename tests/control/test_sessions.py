@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 
 from corral.control.offers import DEADLINE_MARGIN
-from corral.control.sessions import FLUSH_GRACE
+from corral.control.session import FLUSH_GRACE
 from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN
 from corral.model.ids import JobId, RunId
 from corral.wire import close

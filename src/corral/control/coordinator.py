@@ -25,8 +25,9 @@ from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
 from corral.control.retention import clean
 from corral.control.scaler import LEASE, Reasons, Scaler, ScalerSettings, Term
-from corral.control.sessions import Services, Sessions, SessionSettings, ring, tell_withdrawn
-from corral.control.settle import Wake
+from corral.control.session import Services, SessionSettings
+from corral.control.sessions import Sessions, tell_withdrawn
+from corral.control.settle import Wake, ring
 from corral.control.sweeper import Sweeper, SweeperSettings
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Unauthenticated
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId

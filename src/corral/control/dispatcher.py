@@ -13,8 +13,9 @@ from sqlalchemy import Connection
 
 from corral.control import bell, offers, settle
 from corral.control.bell import Bell
-from corral.control.sessions import Secrets, Session, Sessions, ring, tell_withdrawn
-from corral.control.settle import Wake, end_job
+from corral.control.session import Secrets, Session
+from corral.control.sessions import Sessions, tell_withdrawn
+from corral.control.settle import Wake, end_job, ring
 from corral.decide import dispatching
 from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
 from corral.decide.matching import Wanted

@@ -17,8 +17,8 @@ from corral.backends.interface import Backend, Ending, InstanceSpec
 from corral.control import bell, settle
 from corral.control.bell import Bell
 from corral.control.scaler import note_failure
-from corral.control.sessions import Sessions, ring
-from corral.control.settle import SECOND, Wake
+from corral.control.sessions import Sessions
+from corral.control.settle import SECOND, Wake, ring
 from corral.model.errors import CorralError
 from corral.model.ids import AgentId, ClusterId
 from corral.model.pools import Pool

@@ -16,8 +16,7 @@ from sqlalchemy import Connection
 from corral.control import bell
 from corral.control.bell import Bell
 from corral.control.registration import digest
-from corral.control.sessions import ring
-from corral.control.settle import Wake, end_job
+from corral.control.settle import Wake, end_job, ring
 from corral.decide import scaling
 from corral.decide.matching import Offered, Wanted, fits
 from corral.decide.scaling import Creation, Demand, NotDone, Release, ReleaseReason, ScalingPlan, Supply, Unplaced

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
+from corral.control import bell
+from corral.control.bell import Bell
 from corral.decide import progress, settling
 from corral.decide.progress import JobFacts, RunPlan
 from corral.decide.scaling import ReleaseReason
@@ -259,3 +261,13 @@ def give_up_cancelling(connection: Connection, job: Job, wake: Wake) -> None:
         _lose_steps(connection, job, row.number)
     runs.mark_log_incomplete(connection, job.run_id)
     end_job(connection, job, stopped(job), wake, reason=job.reason, detail=detail)
+
+
+def ring(to: Bell, wake: Wake) -> None:
+    """Tell everyone a committed transaction concerns."""
+    for run_id in wake.runs:
+        to.ring(bell.run_topic(run_id))
+    if wake.queue:
+        to.ring(bell.QUEUE, bell.SCALE)
+    if wake.stops or wake.withdrawn:
+        to.ring(bell.STOPS, bell.SCALE)

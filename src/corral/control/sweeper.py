@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 
 from corral.control import bell, settle
 from corral.control.bell import Bell
-from corral.control.sessions import Sessions, ring, tell_withdrawn
-from corral.control.settle import CANCEL_GRACE, SECOND, Wake
+from corral.control.sessions import Sessions, tell_withdrawn
+from corral.control.settle import CANCEL_GRACE, SECOND, Wake, ring
 from corral.model.errors import CorralError
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.records import Job
