@@ -20,6 +20,7 @@ from bench.harness import (
     static_agent,
     until_ended,
 )
+from bench.load import LOAD_CASES
 from corral.client import Client
 from corral.runtime.clock import SECOND, parse_rfc3339
 
@@ -149,4 +150,13 @@ async def crowd(runs: int) -> list[Figure]:
     return [Figure(name="no-op jobs, 200 clients", unit="jobs/s", values=tuple(rates), target=500, better="higher")]
 
 
-CASES = {"startup": startup, "warm": warm, "fresh": fresh, "agent": agent, "log": log, "many": many, "crowd": crowd}
+CASES = {
+    "startup": startup,
+    "warm": warm,
+    "fresh": fresh,
+    "agent": agent,
+    "log": log,
+    "many": many,
+    "crowd": crowd,
+    **LOAD_CASES,
+}
