@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import msgspec
+import pytest
 from bench.harness import Server, agent_config, launch_agent, server
 
 import corral.web.app  # noqa: F401  (enters the operations into their table)
 from corral.model.ids import RunId, TokenId
+from corral.model.spec import JobSpec, StepSpec
 from corral.model.views import RotateToken
 from corral.web.operations import OPERATIONS
 from tests.e2e.support import config, job, run_of, until_agent, until_over, until_state, whole_log
@@ -157,3 +160,21 @@ def _look(places: list[tuple[str, bytes]], secrets: dict[str, bytes], belongs: d
         for what, value in secrets.items():
             if belongs.get(where) != what:
                 assert value not in content, f"{what} in {where}"
+
+
+@pytest.mark.parametrize("line", ['echo "$TOKEN"', 'echo "$TOKEN=1"', 'echo "a=$TOKEN"', 'echo "a<<$TOKEN"'])
+def test_a_secret_written_to_the_outputs_is_shown_nowhere(line: str) -> None:
+    canary = "canary-outputs-5c1e77"
+
+    async def scenario() -> None:
+        async with server(config()) as running:
+            step = StepSpec(name="s", script=f'{line} >> "$CORRAL_OUTPUT"')
+            job = JobSpec(name="j", steps=(step,), runs_on=("local",), checkout=False, secrets=("TOKEN",))
+            run = await running.client.create_run(run_of(job, secrets={"TOKEN": canary}))
+            async for _ in running.client.watch_run(run.id):
+                pass
+            whole = await running.client.job(run.jobs[0].id)
+            assert canary.encode() not in msgspec.json.encode(whole)
+            assert canary.encode() not in (running.state_dir / "corral.db").read_bytes()
+
+    asyncio.run(scenario())

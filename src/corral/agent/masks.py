@@ -38,9 +38,12 @@ class JobMasks:
 
     def masked(self, text: str) -> str:
         """``text`` as a log would show it."""
+        return self.masked_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def masked_bytes(self, data: bytes) -> bytes:
+        """``data`` as a log would show it."""
         masker = self.masker()
-        data = masker.feed(text.encode("utf-8", "surrogateescape")) + masker.flush()
-        return data.decode("utf-8", "surrogateescape")
+        return masker.feed(data) + masker.flush()
 
     def _new_lines(self) -> list[str]:
         try:
