@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from sqlalchemy import Connection
@@ -23,6 +24,7 @@ from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link, LinkClosed
 from corral.control.logpump import LogPump
+from corral.control.outbox import Outbox
 from corral.control.quota import RunQuota
 from corral.control.registration import HeldAnswer, Registered, Turned
 from corral.control.reports import Loss
@@ -79,6 +81,8 @@ REPORTS_LIMIT = 1000
 """Reports of one agent that may wait for the database; beyond it the connection is not read."""
 LAST_REPORTS = 5.0
 """Seconds that reports which were read get to be written after their connection ended."""
+LAST_WORDS = 2.0
+"""Seconds that what was put for an agent, and the close, may take after the reading ended."""
 REGISTER_TRIES = 3
 FLUSH_GRACE = 120.0
 """Seconds without a new byte after which the log of an ended job is given up, the missing bytes stated; a store that
@@ -143,6 +147,40 @@ class Registry(Protocol):
 class Session:
     """One agent's connection. Its fields mirror the database for speed; every write is checked there again."""
 
+    __slots__ = (
+        "_closing",
+        "_cutting",
+        "_ending",
+        "_flushing",
+        "_greeted",
+        "_link",
+        "_log_grew",
+        "_outbox",
+        "_over",
+        "_protocol",
+        "_pump",
+        "_recorder",
+        "_reports",
+        "_runs",
+        "_s",
+        "_sessions",
+        "_stops",
+        "_timer",
+        "_waiting_for_frame",
+        "agent_id",
+        "assignment",
+        "boot_id",
+        "bound",
+        "draining",
+        "held",
+        "idle_since",
+        "number",
+        "offered",
+        "over",
+        "pool",
+        "single_use",
+    )
+
     def __init__(self, link: Link, services: Services, sessions: Registry) -> None:
         self._link = link
         self._s = services
@@ -152,17 +190,22 @@ class Session:
             dead_after=services.settings.agent_dead_after,
             interval=services.settings.heartbeat_interval,
         )
-        self._outbox: asyncio.Queue[ToAgent | None] = asyncio.Queue()
+        self._outbox = Outbox(self._say, self._hang_up)
         self._closing: tuple[int, str] | None = None
-        self._pump = LogPump(services.logs, services.clock, self._stored)
-        self._log_grew = asyncio.Event()
-        self._reports: asyncio.Queue[Report | None] = asyncio.Queue(REPORTS_LIMIT)
+        # Made when a job first needs them: an idle agent is a few kilobytes less.
+        self._pump: LogPump | None = None
+        self._log_grew: asyncio.Event | None = None
+        self._reports: asyncio.Queue[Report | None] | None = None
+        self._recorder: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._runs: dict[tuple[JobId, int], RunId] = {}
         self._stops: dict[tuple[JobId, int], bool] = {}
         self._waiting_for_frame = False
         self._greeted: AgentId | None = None
-        self.over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._cutting: asyncio.Task[None] | None = None
+        self._over: asyncio.Event | None = None
+        self.over = False
         self.agent_id: AgentId | None = None
         self.number = 0
         self.boot_id = ""
@@ -183,19 +226,25 @@ class Session:
     @property
     def idle(self) -> bool:
         able = self.assignment is None and not self.draining and not self.held and not self._flushing
-        return able and self._closing is None and not self.over.is_set()
+        return able and self._closing is None and not self.over
+
+    async def until_over(self) -> None:
+        """Return when its last frame has been read."""
+        if not self.over:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
 
     def send(self, message: ToAgent) -> None:
-        if self._outbox.qsize() >= OUTBOX_LIMIT:
+        if len(self._outbox) >= OUTBOX_LIMIT:
             self.close(close.SLOW, "the agent reads too slowly")
             return
-        self._outbox.put_nowait(message)
+        self._outbox.put(message)
 
     def close(self, code: int, reason: str) -> None:
         """End the session after what is in the outbox; the first call counts."""
         if self._closing is None:
             self._closing = (code, reason)
-            self._outbox.put_nowait(None)
+            self._outbox.end()
 
     def place(self, job_id: JobId, attempt: int, run_id: RunId) -> None:
         """A job is offered to this agent."""
@@ -219,11 +268,7 @@ class Session:
     # --- the connection ---
 
     async def run(self) -> None:
-        writer = asyncio.create_task(self._write(), name="session-writer")
-        watch = asyncio.create_task(self._watch(), name="session-watch")
-        recorder = asyncio.create_task(self._record(), name="session-recorder")
-        recorder.add_done_callback(self._recorder_ended)
-        self._pump.start()
+        self._watch()
         try:
             await self._read()
         except LinkClosed:
@@ -238,8 +283,9 @@ class Session:
             log.exception("agent %s: the session failed", self.agent_id or "?")
             self.close(close.INTERNAL, "the coordinator failed")
         finally:
-            await self._last_reports(recorder)
-            await self._finish(writer, watch)
+            self._unwatch()
+            await self._last_reports()
+            await self._finish()
 
     def _recorder_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -247,25 +293,30 @@ class Session:
                 log.warning("agent %s: a report is not recorded: %s", self.agent_id, error, exc_info=error)
             self.close(close.INTERNAL, "the coordinator cannot go on right now")
 
-    async def _last_reports(self, recorder: asyncio.Task[None]) -> None:
+    async def _last_reports(self) -> None:
         """What was read is written, also when nobody is there any more to hear of it."""
+        recorder = self._recorder
+        if recorder is None or self._reports is None:
+            return
         with contextlib.suppress(asyncio.QueueFull):
             self._reports.put_nowait(None)
         await asyncio.wait({recorder, *self._ending}, timeout=LAST_REPORTS)
         recorder.cancel()
         await asyncio.gather(recorder, return_exceptions=True)
 
-    async def _finish(self, writer: asyncio.Task[None], watch: asyncio.Task[None]) -> None:
-        self.over.set()
+    async def _finish(self) -> None:
+        self.over = True
+        if self._over is not None:
+            self._over.set()
         self._protocol.closed()
         self.close(close.INTERNAL, "")
-        for task in (watch, *self._ending):
+        ending = (*self._ending, *(() if self._cutting is None else (self._cutting,)))
+        for task in ending:
             task.cancel()
-        done, late = await asyncio.wait({writer}, timeout=2.0)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(watch, *self._ending, *done, *late, return_exceptions=True)
-        await self._pump.stop()
+        await self._outbox.flushed(LAST_WORDS)
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._pump is not None:
+            await self._pump.stop()
         self._sessions.drop(self)
         await self._record_disconnect()
         if self._greeted is not None:
@@ -281,31 +332,38 @@ class Session:
             log.warning("agent %s: its disconnection is recorded later: %s", agent_id, error)
         self._s.bell.ring(bell.SCALE)
 
-    async def _write(self) -> None:
-        with contextlib.suppress(LinkClosed):
-            while (message := await self._outbox.get()) is not None:
-                await self._link.send(encode(message))
+    async def _say(self, message: ToAgent) -> None:
+        await self._link.send(encode(message))
+
+    async def _hang_up(self) -> None:
         code, reason = self._closing or (close.INTERNAL, "")
         await self._link.close(code, close.fit_reason(reason))
 
-    async def _watch(self) -> None:
-        """Heartbeats out, and the end of a line that went silent."""
-        while True:
-            now = self._s.clock.monotonic()
-            if not self._waiting_for_frame:
-                # We are not reading (a full log store, a database that is away): silence would be our own.
-                self._protocol.heard(now)
-            dead = self._protocol.dead(now)
-            if dead is not None:
-                self.close(dead, close.CODES[dead].meaning)
-                await self._link.close(dead, close.fit_reason(close.CODES[dead].meaning))
-                return
-            beat = self._protocol.heartbeat_due(now)
-            if beat is not None:
-                self.send(beat)
-            # Never past a heartbeat: registering makes the next deadline an earlier one than that of the hello.
-            longest = self._s.settings.heartbeat_interval
-            await self._s.clock.sleep(min(longest, max(0.05, self._protocol.next_deadline() - now)))
+    def _watch(self) -> None:
+        """Heartbeats out, and the end of a line that went silent. A timer, not a task: there are thousands of them."""
+        now = self._s.clock.monotonic()
+        if not self._waiting_for_frame:
+            # We are not reading (a full log store, a database that is away): silence would be our own.
+            self._protocol.heard(now)
+        dead = self._protocol.dead(now)
+        if dead is not None:
+            self._cutting = asyncio.create_task(self._cut(dead), name="session-cut")
+            return
+        beat = self._protocol.heartbeat_due(now)
+        if beat is not None:
+            self.send(beat)
+        # Never past a heartbeat: registering makes the next deadline an earlier one than that of the hello.
+        longest = self._s.settings.heartbeat_interval
+        pause = min(longest, max(0.05, self._protocol.next_deadline() - now))
+        self._timer = asyncio.get_running_loop().call_later(pause, self._watch)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _cut(self, code: int) -> None:
+        self.close(code, close.CODES[code].meaning)
+        await self._link.close(code, close.fit_reason(close.CODES[code].meaning))
 
     async def _read(self) -> None:
         while True:
@@ -325,7 +383,7 @@ class Session:
             case Log():
                 await self._log(message)
             case JobStarted() | StepStarted() | StepFinished() | JobFinished():
-                await self._reports.put(message)
+                await self._report_queue().put(message)
             case Accept() | Decline():
                 await self._s.on_answer(self, message)
             case ConfigAck():
@@ -417,7 +475,7 @@ class Session:
             if answer.action is Action.STOP and held.state is not HeldState.ACCEPTED
         }
         self.assignment = outcome.assignment
-        self.offered = Offered(labels=outcome.labels, mandatory=mandatory, default=default)
+        self.offered = _shared(Offered(labels=outcome.labels, mandatory=mandatory, default=default))
         for answer in outcome.answers:
             if answer.run_id:
                 self._runs[(answer.job_id, answer.attempt)] = answer.run_id
@@ -459,9 +517,15 @@ class Session:
             return
         self._s.lines.note(key.job_id, message.data)
         if await self._s.quota.admits(key, message.offset, len(message.data)):
-            await self._pump.put(key, message)
+            await self._log_pump().put(key, message)
         else:
-            await self._pump.drop(key, message)
+            await self._log_pump().drop(key, message)
+
+    def _log_pump(self) -> LogPump:
+        if self._pump is None:
+            self._pump = LogPump(self._s.logs, self._s.clock, self._stored)
+            self._pump.start()
+        return self._pump
 
     async def _log_key(self, job_id: JobId, attempt: int, step: int) -> LogKey | None:
         run_id = self._runs.get((job_id, attempt))
@@ -474,14 +538,22 @@ class Session:
 
     def _stored(self, ack: LogAck) -> None:
         self.send(ack)
-        self._log_grew.set()
+        if self._log_grew is not None:
+            self._log_grew.set()
 
-    async def _record(self) -> None:
+    def _report_queue(self) -> asyncio.Queue[Report | None]:
+        if self._reports is None:
+            self._reports = asyncio.Queue(REPORTS_LIMIT)
+            self._recorder = asyncio.create_task(self._record(self._reports), name="session-recorder")
+            self._recorder.add_done_callback(self._recorder_ended)
+        return self._reports
+
+    async def _record(self, queue: asyncio.Queue[Report | None]) -> None:
         """Write reports as they come: all that wait, in one transaction."""
         while True:
-            batch = [await self._reports.get()]
-            while not self._reports.empty():
-                batch.append(self._reports.get_nowait())
+            batch = [await queue.get()]
+            while not queue.empty():
+                batch.append(queue.get_nowait())
             reports_ = [report for report in batch if report is not None]
             if reports_:
                 await self._take_reports(reports_)
@@ -518,15 +590,16 @@ class Session:
         """Until everything the agent printed is stored; what is given up. A store that does not accept is waited for
         too, but no longer than an agent without any coordinator would be."""
         last = self._s.clock.monotonic() + self._s.settings.stranded_after
+        grew = self._log_grew = self._log_grew or asyncio.Event()
         while True:
-            self._log_grew.clear()
+            grew.clear()
             missing = await self._missing(report)
             if all(self._s.quota.cut(self._key_of(report, loss)) for loss in missing):
                 return missing
             try:
-                await asyncio.wait_for(self._log_grew.wait(), FLUSH_GRACE)
+                await asyncio.wait_for(grew.wait(), FLUSH_GRACE)
             except TimeoutError:
-                if not self._pump.stalled or self._s.clock.monotonic() >= last:
+                if self._pump is None or not self._pump.stalled or self._s.clock.monotonic() >= last:
                     return missing
 
     def _key_of(self, report: JobFinished, loss: Loss) -> LogKey:
@@ -613,6 +686,12 @@ class Session:
         if step.log_digest and info.digest != step.log_digest:
             log.warning("log of %s step %d is not what its agent says it printed", key.job_id, key.step)
             await self._s.database.write(lambda c: run_rows.mark_log_incomplete(c, key.run_id))
+
+
+@lru_cache(maxsize=1024)
+def _shared(offered: Offered) -> Offered:
+    """One object for all agents that offer the same."""
+    return offered
 
 
 def _owned_run(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: int) -> RunId | None:

@@ -76,7 +76,7 @@ class Sessions:
         session = self._by_agent.get(agent_id)
         if session is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(session.over.wait(), timeout)
+                await asyncio.wait_for(session.until_over(), timeout)
 
     async def stop(self, grace: float) -> None:
         """Close every session; what is unfinished goes on when the agent reconnects."""

@@ -26,6 +26,8 @@ CLOSE_PATIENCE = 5.0
 class SocketLink:
     """The server's end of one WebSocket."""
 
+    __slots__ = ("_close_code", "_closed", "_cutting", "_reader", "_receive", "_send", "peer")
+
     def __init__(self, peer: str, receive: Receive, send: Send) -> None:
         self.peer = peer
         self._receive = receive

@@ -39,6 +39,9 @@ async def openapi(call: Call) -> ASGIApp:
     return json_answer(document(OPERATIONS))
 
 
+AGENT_PATH = "/agent/v1"
+
+
 class _Litestar(Litestar):
     @staticmethod
     def _get_default_plugins(plugins: list[Any]) -> list[Any]:
@@ -49,11 +52,16 @@ class _Litestar(Litestar):
 class WebApp:
     """The application with what its server has to reach. ``stopping``: ends open streams."""
 
-    def __init__(self, litestar: Litestar, stopping: Stopping) -> None:
+    def __init__(self, litestar: Litestar, stopping: Stopping, api: Api) -> None:
         self.litestar = litestar
+        self.api = api
         self.stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if str(scope["type"]) == "websocket" and scope["path"] == AGENT_PATH:
+            # Past the router: what it holds on to for each of thousands of connections is memory for nothing.
+            await agent_endpoint(self.api, scope, receive, send)
+            return
         await self.litestar(scope, receive, send)
 
 
@@ -77,7 +85,7 @@ def create_app(api: Api, *, local: Principal | None = None) -> WebApp:
         # Each operation bounds its own body, and a source's bound is another.
         request_max_body_size=None,
     )
-    return WebApp(app, stopping)
+    return WebApp(app, stopping, api)
 
 
 def _route(path: str, api: Api, local: Principal | None, stopping: Stopping) -> HTTPRouteHandler:
@@ -99,7 +107,7 @@ def _route(path: str, api: Api, local: Principal | None, stopping: Stopping) -> 
 
 
 def _agent_route(api: Api) -> Any:
-    @asgi("/agent/v1", copy_scope=False)
+    @asgi(AGENT_PATH, copy_scope=False)
     async def agent_v1(scope: Scope, receive: Receive, send: Send) -> None:
         await agent_endpoint(api, scope, receive, send)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import uvicorn
 
 from corral.web.app import WebApp
+from corral.web.lean import LeanWebSocket
 from corral.web.listen import BACKLOG, bind, url_of
 from corral.wire.messages import FRAME_LIMIT
 
@@ -79,7 +80,7 @@ def _config(app: WebApp, grace: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
-        ws="websockets-sansio",
+        ws=LeanWebSocket,
         ws_max_size=FRAME_LIMIT,
         # A paused reader would let a library's ping kill a healthy agent: liveness is the protocol's heartbeat.
         ws_ping_interval=None,
