@@ -30,6 +30,12 @@ docs: $(DEVSTAMP)
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/api_reference.py
 
+# What is too long for the test command; an hour or two.
+nightly: $(DEVSTAMP)
+	$(BIN)/pytest -n 2 --dist worksteal -q -m nightly
+	$(BIN)/corral sim run --seeds 400 --first-seed 10000
+	$(BIN)/python tools/mutations.py
+
 preflight:
 	@sh tools/preflight.sh "$(PYTHON)"
 

@@ -571,7 +571,9 @@ def test_steps_ignore_no_signal_that_the_agents_starter_ignored(tmp_path: Path) 
         async with running(tmp_path) as (coordinator, agent):
             assert (await coordinator.run(order("grep SigIgn /proc/self/status"))).result is Result.SUCCEEDED
             await agent.ended()
-            assert coordinator.log("job_1") == b"SigIgn:\t0000000000000000\n"
+            ignored = int(coordinator.log("job_1").split()[1], 16)
+            # 32 and 33 are the C library's own: no program can set them, and none can take them back.
+            assert ignored & ~(0b11 << 31) == 0
 
     try:
         in_loop(work)

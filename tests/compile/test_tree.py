@@ -285,8 +285,8 @@ def test_a_folder_or_unreadable_file_among_the_workflows(tmp_path: Path) -> None
     with pytest.raises(Invalid) as caught:
         compile_tree(tmp_path)
     assert [(fault.file[-9:], fault.message.split(":")[0]) for fault in caught.value.faults] == [
-        ("folder.py", "IsADirectoryError"),
-        ("s/gone.py", "FileNotFoundError"),
+        ("folder.py", "is not a regular file"),
+        ("s/gone.py", "is not a regular file"),
     ]
 
 

@@ -20,7 +20,7 @@ from corral.model.secret import Secret
 from corral.model.spec import NeedSpec, Reason, Result, RetrySpec
 from corral.model.states import JobState, ProvisionEvent, ProvisionState
 from corral.runtime.sealing import Sealer
-from corral.store.repo import agents, installation, jobs
+from corral.store.repo import agents, installation
 from tests.clocks import START
 from tests.control.worlds import COORDINATOR, SECOND, World
 from tests.store.databases import AGENT, a_spec
@@ -415,4 +415,3 @@ def test_pools_count_what_they_hold(world: World) -> None:
     (view,) = world.read(queries.pool_views, leader.pools, leader.scaler.reasons, {"process": "none"})
     assert (view.agents, view.busy, view.idle, view.queued) == (2, 1, 1, 3)
     assert view.waiting_reason == "pool p has its 2 agents"
-    assert world.read(jobs.count_queued) == 3

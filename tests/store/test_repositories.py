@@ -183,7 +183,6 @@ def test_the_queue_is_served_longest_waiting_first_and_only_when_ready(db: Hand)
     db.clock.pass_time(5)
     assert [head.id for head in db.read(jobs.queued_heads, 9)] == ["first", "second", "late"]
     assert [head.id for head in db.read(jobs.queued_heads, 1)] == ["first"]
-    assert db.read(jobs.count_queued) == 3
 
 
 def test_a_crowd_that_asks_for_the_same_stands_in_nobodys_way(db: Hand) -> None:

@@ -49,6 +49,8 @@ class Packed(TypeDecorator[T], Generic[T]):
 
     def __init__(self, type_: Any) -> None:
         super().__init__()
+        # Named like the parameter: SQLAlchemy tells two types apart by their parameters' attributes.
+        self.type_ = type_
         self._decoder = msgspec.json.Decoder(type_)
 
     def process_bind_param(self, value: T | None, dialect: Any) -> str | None:
@@ -56,10 +58,6 @@ class Packed(TypeDecorator[T], Generic[T]):
 
     def process_result_value(self, value: Any, dialect: Any) -> T | None:
         return None if value is None else self._decoder.decode(value)
-
-    @property
-    def cache_key(self) -> Any:
-        return ("packed", id(self._decoder))
 
 
 class LabelSet(TypeDecorator[frozenset[str]]):

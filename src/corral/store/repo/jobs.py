@@ -73,17 +73,6 @@ def has_waiting(connection: Connection, run_id: RunId) -> bool:
     return connection.execute(_WAITING, {"run_id": run_id}).first() is not None
 
 
-def next_ready_at(connection: Connection) -> int | None:
-    """When the next job comes out of its backoff."""
-    query = select(func.min(jobs.c.ready_at)).where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at > db_now())
-    return connection.execute(query).scalar()
-
-
-def count_queued(connection: Connection) -> int:
-    found: int = connection.execute(select(func.count()).where(jobs.c.state == JobState.QUEUED)).scalar_one()
-    return found
-
-
 def in_state(connection: Connection, state: JobState) -> tuple[Job, ...]:
     return many(Job, connection.execute(_IN_STATE, {"state": state}))
 
