@@ -478,6 +478,18 @@ def test_caps_in_the_order_in_which_they_are_named() -> None:
     assert reasons(two) == [NotDone.AT_RATE]
 
 
+def test_what_a_plan_takes_counts_against_every_cap_at_once() -> None:
+    jobs = (a_demand("j0"), a_demand("j1"), a_demand("j2"))
+    for caps, pools, refused in (
+        (Caps(max_agents=1), (a_pool(most=9),), NotDone.AT_GLOBAL_MAX),
+        (Caps(concurrent_creates=1), (a_pool(most=9),), NotDone.AT_RATE),
+        (Caps(), (a_pool(most=1),), NotDone.AT_POOL_MAX),
+    ):
+        world = a_world(*jobs, pools=pools, caps=caps)
+        assert len(world.plan().creations) == 1
+        assert reasons(world) == [refused, refused]
+
+
 def test_a_static_agent_serves_but_is_never_released_and_fills_no_cap() -> None:
     world = a_world(a_demand(), a_demand("j1"), supply=(static("t", "a"),), caps=Caps(max_agents=1))
     plan = world.plan()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -103,12 +105,19 @@ def further(run: RunView, state_dir: Path | None, url: str | None) -> str:
     """The commands to look further, as they can be pasted."""
     where = f" --url {quote(url)}" if url else f" --state-dir {quote(str(state_dir))}" if state_dir else ""
     job = _interesting(run)
+    corral = _called()
     lines = [
-        f"corral logs {run.id} {quote(job)}{where}" if job else f"corral logs {run.id}{where}",
-        f"corral why {run.id} {quote(job)}{where}" if job else f"corral runs {run.id}{where}",
-        f"corral rerun {run.id}{where}",
+        f"{corral} logs {run.id} {quote(job)}{where}" if job else f"{corral} logs {run.id}{where}",
+        f"{corral} why {run.id} {quote(job)}{where}" if job else f"{corral} runs {run.id}{where}",
+        f"{corral} rerun {run.id}{where}",
     ]
     return "look further:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _called() -> str:
+    """``corral`` where the shell finds it, else the way this program was called."""
+    called = Path(sys.argv[0])
+    return "corral" if shutil.which("corral") or called.name != "corral" else quote(str(called))
 
 
 def _interesting(run: RunView) -> str:
