@@ -21,8 +21,8 @@ from corral.model.errors import StoreMisconfigured
 CORRAL = [sys.executable, "-m", "corral.cli"]
 
 
-def _corral(*words: str, shell: str = "") -> subprocess.CompletedProcess[str]:
-    command = " ".join([*CORRAL, *words]) + f" {shell}"
+def _corral(*words: str, shell: str = "", before: str = "") -> subprocess.CompletedProcess[str]:
+    command = before + " ".join([*CORRAL, *words]) + f" {shell}"
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
 
 
@@ -49,8 +49,9 @@ def test_closed_streams_are_no_reason_for_a_traceback(tmp_path: Path, closed: st
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path: Path) -> None:
-    done = _corral("paths", "--state-dir", str(tmp_path), shell="> /dev/full")
+@pytest.mark.parametrize("before", ["PYTHONUNBUFFERED=1 ", "PYTHONUNBUFFERED= "], ids=["at-once", "at-the-end"])
+def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path: Path, before: str) -> None:
+    done = _corral("paths", "--state-dir", str(tmp_path), shell="> /dev/full", before=before)
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
     assert "no space left" in done.stderr

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -48,7 +49,7 @@ def _run(words: list[str], wiring: Wiring | None) -> int:
 
     from corral.cli.app import app
     from corral.cli.exits import ExitCode
-    from corral.cli.failing import forget_stdout
+    from corral.cli.failing import forget_stdout, say_error
     from corral.cli.wired import Session
 
     try:
@@ -58,8 +59,11 @@ def _run(words: list[str], wiring: Wiring | None) -> int:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else ExitCode.USAGE
     try:
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         forget_stdout()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            say_error("no space left where this command writes")
+            return code or ExitCode.UNREACHABLE
         return code or ExitCode.BROKEN_PIPE
     return code
 
