@@ -66,6 +66,7 @@ def test_a_connection_cut_five_times_while_a_job_prints_costs_no_byte(
                 part = size * (2 * cut + 1) // (2 * CUTS + 1)
                 await eventually_async(lambda part=part: copy.stat().st_size >= part, "printed so far", 300)
                 await until_agent(running, agent_id, "online", deadline=120)
+                before = session_of(running, agent_id)
                 if cut % 2:
                     proxy.silence()
                 else:
@@ -73,6 +74,8 @@ def test_a_connection_cut_five_times_while_a_job_prints_costs_no_byte(
                 await asyncio.sleep(seconds)
                 proxy.cut()
                 proxy.restore()
+                # The row may still say "online" of the session that was cut.
+                await eventually_async(lambda b=before: session_of(running, agent_id) > b, "a new session", 120)
             view = await until_over(running, run.id)
             assert view.state == "succeeded", view
             assert not view.log_incomplete
