@@ -65,8 +65,8 @@ def test_a_connection_cut_five_times_while_a_job_prints_costs_no_byte(
             for cut in range(CUTS):
                 part = size * (2 * cut + 1) // (2 * CUTS + 1)
                 await eventually_async(lambda part=part: copy.stat().st_size >= part, "printed so far", 300)
-                # Back since the cut before; the server may not have noticed that one yet when it says "online".
-                await eventually_async(lambda cut=cut: session_of(running, agent_id) > cut, "back again", 120)
+                await until_agent(running, agent_id, "online", deadline=120)
+                before = session_of(running, agent_id)
                 if cut % 2:
                     proxy.silence()
                 else:
@@ -74,6 +74,8 @@ def test_a_connection_cut_five_times_while_a_job_prints_costs_no_byte(
                 await asyncio.sleep(seconds)
                 proxy.cut()
                 proxy.restore()
+                # The row may still say "online" of the session that was cut.
+                await eventually_async(lambda b=before: session_of(running, agent_id) > b, "a new session", 120)
             view = await until_over(running, run.id)
             assert view.state == "succeeded", view
             assert not view.log_incomplete
@@ -81,7 +83,7 @@ def test_a_connection_cut_five_times_while_a_job_prints_costs_no_byte(
             assert len(printed) == size
             assert printed == copy.read_bytes()
             await verified(running, view)
-            assert session_of(running, agent_id) == CUTS + 1
+            assert session_of(running, agent_id) >= CUTS
             assert view.jobs[0].attempt == 1
 
     asyncio.run(scenario())

@@ -299,6 +299,7 @@ async def all_in_one(
     try:
         web = WebServer(create_app(assembly.coordinator), [listener])
         await _check_host(assembly)
+        await assembly.coordinator.host.settle_vanished()
         await web.start()
         await assembly.coordinator.start()
         token = await publish(assembly, url)

@@ -117,6 +117,17 @@ class Host(Service):
             self.wake()
         await asyncio.gather(*(self._ended(Ending(agent_id=i, detail=there[i].detail)) for i in news))
 
+    async def settle_vanished(self) -> None:
+        """For instances tied to a process before this one, which took its instances and all traces of them along:
+        what was made then and does not exist now has ended. Called before the first pass."""
+        states = (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
+        rows = await self._database.read(lambda c: agents.provisions_of_host(c, self._host_id, states))
+        for kind, backend in self._backends.items():
+            there = {one.agent_id for one in await backend.list()}
+            for row in rows:
+                if row.backend == kind and row.created_at is not None and row.agent_id not in there:
+                    await self._ended(Ending(agent_id=row.agent_id, detail="the process it was tied to was killed"))
+
     async def run_once(self) -> None:
         if self.clock.monotonic() - self._listed >= LIST_EVERY:
             await self._look_at_instances()
