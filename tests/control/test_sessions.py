@@ -349,7 +349,9 @@ def test_a_replay_of_what_is_stored_does_not_count_towards_the_runs_limit() -> N
         for _ in range(5):
             await puppet.print(offer, b"x" * 900)
             assert (await puppet.expect(LogAck)).offset == 900
-        await puppet.finish(offer, size=900)
+        await puppet.print(offer, b"y" * 100, offset=900)
+        assert (await puppet.expect(LogAck)).offset == 1000
+        await puppet.finish(offer, size=1000)
         await puppet.expect(FinishedAck)
         assert not (await rig.coordinator.run(RunId(run.id))).log_incomplete
 

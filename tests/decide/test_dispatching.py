@@ -163,6 +163,13 @@ def test_no_pool_begins_more_jobs_than_it_has_room_for_and_none_waits_beside_fre
             assert agent.bound != each.id
 
 
+def test_each_job_that_begins_takes_room_of_its_pool() -> None:
+    idle = [replace(agent(name), pool="p") for name in ("a", "b", "c")]
+    assert len(plan([job("j0"), job("j1"), job("j2")], idle, NOW, {"p": 2})) == 2
+    own = [replace(agent(f"a{n}", bound=f"j{n}"), pool="p") for n in range(3)]
+    assert len(plan([job("j0"), job("j1"), job("j2")], own, NOW, {"p": 1})) == 1
+
+
 def test_without_room_in_its_pool_a_job_takes_an_agent_of_another() -> None:
     idle = [replace(agent("full"), pool="p"), replace(agent("free", "x y"), pool="q")]
     assert pairs(plan([job("j0"), job("j1")], idle, NOW, {"p": 0})) == [("j0", "free")]
