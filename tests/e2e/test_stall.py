@@ -55,7 +55,7 @@ def test_a_log_store_that_stalls_slows_the_job_drops_no_session_and_costs_no_byt
     without an answer to its agent: heartbeats are answered throughout. G5: a follower sees all of it, to the end."""
     copy = tmp_path / "copy"
     copy.touch()
-    timing = {"heartbeat_interval": dead_after / 4, "agent_dead_after": dead_after, "lost_after": 23}
+    timing = {"heartbeat_interval": dead_after / 4, "agent_dead_after": dead_after, "lost_after": 21 + dead_after}
 
     async def scenario() -> None:
         async with server(config(max_agents=0, **timing)) as running:
