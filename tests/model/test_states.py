@@ -63,6 +63,7 @@ FORBIDDEN = {
     "step": {("running", "skip")},
     "agent": set(),
     "provision": set(),
+    "delivery": set(),
 }
 """A bug in the caller: what neither moves the machine nor is news that can honestly come late or twice."""
 
@@ -118,7 +119,7 @@ def test_ignored_pairs_are_of_the_machine_and_move_nothing(machine: Machine[Any,
 
 @EACH
 def test_the_schema_checks_just_these_states(machine: Machine[Any, Any]) -> None:
-    table = metadata.tables[f"{machine.name}s"]
+    table = metadata.tables["deliveries" if machine.name == "delivery" else f"{machine.name}s"]
     (check,) = [c for c in table.constraints if isinstance(c, CheckConstraint)]
     assert set(re.findall(r"'([^']+)'", str(check.sqltext))) == {str(state) for state in machine.states}
 

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, inspect, text
 from corral.model.errors import Conflict, CorralError, StoreMisconfigured, StoreUnavailable
 from corral.runtime.clock import SystemClock
 from corral.store.sqlite import SqliteDatabase
+from corral.store.tables import SCHEMA_VERSION
 from corral.store.upgrade import upgrade_sqlite
 from tests.waiting import eventually
 
@@ -244,7 +245,7 @@ def test_a_second_process_is_told_who_holds_it_and_kill_9_loses_nothing_that_was
 def test_a_newer_schema_is_refused_naming_both_versions(tmp_path: Path) -> None:
     path = tmp_path / "corral.db"
     opened(path, lambda database: database.write(lambda c: put(c, "schema_version", 99)))
-    with pytest.raises(StoreMisconfigured, match=r"schema version 99; this Corral .* knows 1"):
+    with pytest.raises(StoreMisconfigured, match=rf"schema version 99; this Corral .* knows {SCHEMA_VERSION}"):
         SqliteDatabase.open(path, SystemClock())
     with pytest.raises(StoreMisconfigured, match="99"):
         SqliteDatabase.open(path, SystemClock())
@@ -274,25 +275,52 @@ def test_an_upgrade_takes_a_copy_first_and_happens_whole_or_not_at_all(tmp_path:
         operations.execute("ALTER TABLE runs ADD COLUMN half INTEGER")
         raise StoreMisconfigured("it cannot be done")
 
+    had, next_, later = SCHEMA_VERSION, SCHEMA_VERSION + 1, SCHEMA_VERSION + 2
     with pytest.raises(StoreMisconfigured, match="it cannot be done"):
-        upgrade_sqlite(path, engine, version=3, revisions={2: add_column, 3: fail})
+        upgrade_sqlite(path, engine, version=later, revisions={next_: add_column, later: fail})
     assert {column["name"] for column in inspect(engine).get_columns("runs")}.isdisjoint({"priority", "half"})
-    assert outside(path, "SELECT value FROM meta WHERE key = 'schema_version'") == [("1",)]
+    assert outside(path, "SELECT value FROM meta WHERE key = 'schema_version'") == [(str(had),)]
 
-    upgrade_sqlite(path, engine, version=2, revisions={2: add_column})
-    upgrade_sqlite(path, engine, version=2, revisions={})
+    upgrade_sqlite(path, engine, version=next_, revisions={next_: add_column})
+    upgrade_sqlite(path, engine, version=next_, revisions={})
     assert outside(path, "SELECT value FROM meta WHERE key IN ('schema_version', 'kept') ORDER BY key") == [
         ("yes",),
-        ("2",),
+        (str(next_),),
     ]
     assert "priority" in {column["name"] for column in inspect(engine).get_columns("runs")}
-    copy = tmp_path / "corral.db.before-2"
+    copy = tmp_path / f"corral.db.before-{next_}"
     assert outside(copy, "SELECT value FROM meta WHERE key IN ('schema_version', 'kept') ORDER BY key") == [
         ("yes",),
-        ("1",),
+        (str(had),),
     ]
     assert copy.stat().st_mode & 0o777 == 0o600
     engine.dispose()
+
+
+def shape(path: Path) -> dict[str, set[str]]:
+    """Every column and index of a database file, as the engine describes it."""
+    found = {}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            rows = {f"{name} {type_} {notnull} {key}" for _, name, type_, notnull, _, key in columns}
+            for _, name, unique, _, _ in connection.execute(f"PRAGMA index_list({table})").fetchall():
+                over = [row[2] for row in connection.execute(f"PRAGMA index_info({name})").fetchall()]
+                rows.add(f"index {unique} {over}")
+            found[table] = rows
+    return found
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_database_of_every_earlier_version_becomes_what_a_new_one_is(tmp_path: Path, version: int) -> None:
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    with contextlib.closing(sqlite3.connect(old)) as connection:
+        connection.executescript((Path(__file__).parent / "schemas" / f"{version}.sql").read_text())
+        connection.execute("INSERT INTO meta VALUES ('schema_version', ?), ('kept', 'yes')", (str(version),))
+        connection.commit()
+    assert opened(old, lambda database: database.read(lambda c: get(c, "kept"))) == "yes"
+    opened(new, lambda database: database.write(lambda c: put(c, "kept", "yes")))
+    assert shape(old) == shape(new)
 
 
 # --- files -------------------------------------------------------------------------------------------------

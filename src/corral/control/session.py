@@ -2,7 +2,7 @@
 """One agent's connection, from hello to the last byte.
 
 A session reads frames and answers them; it decides nothing. What it is told is applied in transactions
-(``registration``, ``reports``, ``offers``); what has to be said to its agent is put into its outbox, which one task
+(``registration``, ``reports``, ``offers``); what has to be said to its agent waits in ``outgoing``, which one task
 writes, so that a slow agent never holds up a loop.
 """
 
@@ -24,7 +24,7 @@ from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link, LinkClosed
 from corral.control.logpump import LogPump
-from corral.control.outbox import Outbox
+from corral.control.outgoing import Outgoing
 from corral.control.quota import RunQuota
 from corral.control.registration import HeldAnswer, Registered, Turned
 from corral.control.reports import Loss
@@ -75,7 +75,7 @@ from corral.wire.server import ServerProtocol
 
 log = logging.getLogger(__name__)
 
-OUTBOX_LIMIT = 10_000
+OUTGOING_LIMIT = 10_000
 """Messages that may wait for one agent; beyond it the agent reads too slowly to be of use."""
 REPORTS_LIMIT = 1000
 """Reports of one agent that may wait for the database; beyond it the connection is not read."""
@@ -155,7 +155,7 @@ class Session:
         "_greeted",
         "_link",
         "_log_grew",
-        "_outbox",
+        "_outgoing",
         "_over",
         "_protocol",
         "_pump",
@@ -190,7 +190,7 @@ class Session:
             dead_after=services.settings.agent_dead_after,
             interval=services.settings.heartbeat_interval,
         )
-        self._outbox = Outbox(self._say, self._hang_up)
+        self._outgoing = Outgoing(self._say, self._hang_up)
         self._closing: tuple[int, str] | None = None
         # Made when a job first needs them: an idle agent is a few kilobytes less.
         self._pump: LogPump | None = None
@@ -235,16 +235,16 @@ class Session:
             await self._over.wait()
 
     def send(self, message: ToAgent) -> None:
-        if len(self._outbox) >= OUTBOX_LIMIT:
+        if len(self._outgoing) >= OUTGOING_LIMIT:
             self.close(close.SLOW, "the agent reads too slowly")
             return
-        self._outbox.put(message)
+        self._outgoing.put(message)
 
     def close(self, code: int, reason: str) -> None:
         """End the session after what is in the outbox; the first call counts."""
         if self._closing is None:
             self._closing = (code, reason)
-            self._outbox.end()
+            self._outgoing.end()
 
     def place(self, job_id: JobId, attempt: int, run_id: RunId) -> None:
         """A job is offered to this agent."""
@@ -313,7 +313,7 @@ class Session:
         ending = (*self._ending, *(() if self._cutting is None else (self._cutting,)))
         for task in ending:
             task.cancel()
-        await self._outbox.flushed(LAST_WORDS)
+        await self._outgoing.flushed(LAST_WORDS)
         await asyncio.gather(*ending, return_exceptions=True)
         if self._pump is not None:
             await self._pump.stop()

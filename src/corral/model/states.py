@@ -360,4 +360,57 @@ PROVISION = Machine(
     ),
 )
 
-MACHINES = (RUN, JOB, ATTEMPT, STEP, AGENT, PROVISION)
+# --- delivery ----------------------------------------------------------------------------------------------
+
+
+class DeliveryState(StrEnum):
+    """Of one event in the outbox."""
+
+    PENDING = "pending"
+    """To be sent, now or at its next moment."""
+    SENDING = "sending"
+    """The sending is recorded; it may or may not have arrived."""
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    """Refused for good, or not delivered by its deadline."""
+    DROPPED = "dropped"
+    """Never sent, and not wanted any more."""
+
+
+class DeliveryEvent(StrEnum):
+    SEND = "send"
+    AGAIN = "again"
+    """Not answered, asked to come later, or accepted and not yet done."""
+    DELIVER = "deliver"
+    FAIL = "fail"
+    DROP = "drop"
+
+
+_D, _DE = DeliveryState, DeliveryEvent
+DELIVERY = Machine(
+    name="delivery",
+    states=DeliveryState,
+    events=DeliveryEvent,
+    initial=DeliveryState.PENDING,
+    terminal=frozenset({_D.DELIVERED, _D.FAILED, _D.DROPPED}),
+    transitions={
+        (_D.PENDING, _DE.SEND): _D.SENDING,
+        (_D.PENDING, _DE.DROP): _D.DROPPED,
+        # A report says by another way what became of it.
+        (_D.PENDING, _DE.DELIVER): _D.DELIVERED,
+        (_D.PENDING, _DE.FAIL): _D.FAILED,
+        (_D.SENDING, _DE.AGAIN): _D.PENDING,
+        (_D.SENDING, _DE.DELIVER): _D.DELIVERED,
+        (_D.SENDING, _DE.FAIL): _D.FAILED,
+    },
+    ignored=frozenset(
+        {
+            (_D.PENDING, _DE.AGAIN),
+            (_D.SENDING, _DE.SEND),
+            # What is on its way cannot be taken back; a scale-down follows it.
+            (_D.SENDING, _DE.DROP),
+        }
+    ),
+)
+
+MACHINES = (RUN, JOB, ATTEMPT, STEP, AGENT, PROVISION, DELIVERY)

@@ -26,16 +26,18 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from corral.model.events import EventKind, Target
 from corral.model.records import Hold
 from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
-from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
+from corral.model.states import AgentState, AttemptState, DeliveryState, JobState, ProvisionState, RunState, StepState
 from corral.wire.messages import Facts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by each migration; a database with a higher one is refused."""
 
 T = TypeVar("T")
@@ -176,6 +178,8 @@ runs = Table(
     Column("event", Packed[dict[str, str]](dict[str, str]), nullable=False),
     Column("job_filter", Packed[tuple[str, ...]](tuple[str, ...]), nullable=False),
     Column("original", Text, nullable=False, default=""),
+    Column("dedupe", Text),
+    Column("provisioning", Boolean, nullable=False, default=False, server_default=false()),
     Column("cancel_requested_at", BigInteger),
     Column("cancel_force", Boolean, nullable=False, default=False),
     Column("cancel_reason", Text, nullable=False, default=""),
@@ -189,6 +193,7 @@ runs = Table(
     Column("version", Integer, nullable=False, default=1),
     Index("runs_by_creation", "project", "created_at", "id"),
     Index("runs_by_state", "state"),
+    Index("runs_by_dedupe", "dedupe", unique=True),
 )
 
 jobs = Table(
@@ -311,6 +316,12 @@ provisions = Table(
     Column("host_id", Text),
     *_state("provisions", ProvisionState),
     Column("labels", LabelSet, nullable=False),
+    Column("mandatory", LabelSet, nullable=False, default=frozenset(), server_default=""),
+    Column("target", Packed[Target](Target)),
+    Column("target_key", Text, nullable=False, default="", server_default=""),
+    Column("sequence", Integer, nullable=False, default=0, server_default="0"),
+    Column("cost_per_hour", Float, nullable=False, default=0.0, server_default="0"),
+    Column("machine", Text, nullable=False, default="", server_default=""),
     Column("cause", Text, nullable=False),
     Column("job_id", Text),
     Column("run_id", Text),
@@ -368,4 +379,97 @@ secrets = Table(
     Column("run_id", Text, ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     Column("name", Text, primary_key=True),
     Column("sealed", LargeBinary, nullable=False),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("position", BigInteger, nullable=False),
+    Column("agent_id", Text),
+    Column("pool", Text, nullable=False),
+    Column("target", Packed[Target](Target), nullable=False),
+    Column("target_key", Text, nullable=False),
+    Column("kind", State(EventKind), nullable=False),
+    Column("sequence", Integer, nullable=False),
+    *_state("deliveries", DeliveryState),
+    Column("reason", Text, nullable=False, default=""),
+    Column("evidence", Packed[dict[str, str]](dict[str, str]), nullable=False),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("refusals", Integer, nullable=False, default=0),
+    Column("created_at", BigInteger, nullable=False),
+    Column("next_at", BigInteger, nullable=False),
+    Column("deadline_at", BigInteger),
+    Column("first_sent_at", BigInteger),
+    Column("sent_at", BigInteger),
+    Column("send_deadline", BigInteger),
+    Column("answered_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("last", Text, nullable=False, default=""),
+    Column("error", Text, nullable=False, default=""),
+    Column("version", Integer, nullable=False, default=1),
+    Index("deliveries_by_state", "state", "next_at"),
+    Index("deliveries_by_agent", "agent_id", "sequence"),
+)
+
+targets = Table(
+    "targets",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("target", Packed[Target](Target), nullable=False),
+    Column("told_epoch", Text, nullable=False, default=""),
+    Column("asked_at", BigInteger),
+    Column("told_at", BigInteger),
+    Column("listed_at", BigInteger),
+    Column("listing_supported", Boolean),
+    Column("stale_since", BigInteger),
+    Column("error", Text, nullable=False, default=""),
+    Column("version", Integer, nullable=False, default=1),
+)
+
+sightings = Table(
+    "sightings",
+    metadata,
+    Column("target_key", Text, primary_key=True),
+    Column("agent_id", Text, primary_key=True),
+    Column("provider_id", Text, primary_key=True),
+    Column("pool", Text, nullable=False, default=""),
+    Column("cost_per_hour", Float, nullable=False, default=0.0),
+    Column("first_listed_at", BigInteger, nullable=False),
+    Column("last_listed_at", BigInteger, nullable=False),
+    Column("listings", Integer, nullable=False, default=1),
+)
+
+buckets = Table(
+    "buckets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("tokens", Float, nullable=False),
+    Column("filled_at", BigInteger, nullable=False),
+)
+
+failures = Table(
+    "failures",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("pool", Text, nullable=False),
+    Column("backend", Text, nullable=False),
+    Column("bound", Boolean, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Index("failures_by_time", "at"),
+)
+
+workflows = Table(
+    "workflows",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("project", Text, nullable=False),
+    Column("spec", Packed[WorkflowSpec](WorkflowSpec), nullable=False),
+    Column("lock_hash", Text, nullable=False),
+    Column("source_hash", Text),
+    Column("source_size", BigInteger),
+    Column("registered_at", BigInteger, nullable=False),
+    Column("registered_by", Text, nullable=False, default=""),
+    Column("version", Integer, nullable=False, default=1),
 )

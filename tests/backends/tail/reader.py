@@ -2,7 +2,7 @@
 """A tail in a process of its own, so that its memory can be measured: ``python reader.py PATH PACE``.
 
 Prints that it is ready, reads until standard input closes, and prints a JSON object. ``PACE`` ``prompt``
-takes every line at once; ``slow`` takes one per ten milliseconds until the stop.
+takes every line at once; ``slow`` takes one per ten milliseconds until the tail has dropped lines for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def main(path: str, pace: str) -> dict[str, int]:
         lines += 1
         notices += isinstance(line, Notice)
         longest = max(longest, len(line))
-        if pace == "slow" and not stop.is_set():
+        if pace == "slow" and not tail.tally.dropped_lines:
             # Slow on purpose: this is the consumer under test, not a wait for luck.
             await asyncio.sleep(0.01)
     loop.remove_reader(sys.stdin.fileno())

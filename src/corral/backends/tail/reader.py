@@ -242,7 +242,8 @@ class Reader:
                     self._taken.clear()
                     await self._taken.wait()
         except TimeoutError:
-            self._overrun = True
+            # Where this whole process was paused, the consumer has had its turn by now, and no time before.
+            self._overrun = not self.backlog.fits(batch)
 
     # -- which file ------------------------------------------------------------------------------
 

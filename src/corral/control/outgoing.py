@@ -15,7 +15,7 @@ from corral.wire.messages import ToAgent
 log = logging.getLogger(__name__)
 
 
-class Outbox:
+class Outgoing:
     """Messages in order; a task that sends them exists only while there are any.
 
     ``send`` says one message; ``close`` ends the line, after what was put before :meth:`end`.

@@ -1,0 +1,240 @@
+CREATE TABLE agents (
+	id TEXT NOT NULL, 
+	project TEXT NOT NULL, 
+	pool TEXT NOT NULL, 
+	kind TEXT NOT NULL, 
+	state TEXT NOT NULL, 
+	labels TEXT NOT NULL, 
+	key_digest TEXT, 
+	boot_id TEXT NOT NULL, 
+	connection INTEGER NOT NULL, 
+	session INTEGER NOT NULL, 
+	coordinator_id TEXT, 
+	assignment TEXT, 
+	assigned_attempt INTEGER, 
+	ever_assigned BOOLEAN NOT NULL, 
+	cordon_reason TEXT, 
+	hold TEXT, 
+	held_by TEXT, 
+	held_at BIGINT, 
+	hand_back_at BIGINT, 
+	missed_acks INTEGER NOT NULL, 
+	facts TEXT, 
+	created_at BIGINT NOT NULL, 
+	knocked_at BIGINT, 
+	connected_at BIGINT, 
+	disconnected_at BIGINT, 
+	idle_since BIGINT, 
+	ended_at BIGINT, 
+	version INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT agents_state CHECK (state IN ('expected', 'online', 'offline', 'ended')), 
+	UNIQUE (key_digest)
+);
+CREATE INDEX agents_by_state ON agents (state);
+CREATE TABLE lease (
+	name TEXT NOT NULL, 
+	generation BIGINT NOT NULL, 
+	counter BIGINT NOT NULL, 
+	holder TEXT NOT NULL, 
+	term_started_at BIGINT NOT NULL, 
+	renewed_at BIGINT NOT NULL, 
+	PRIMARY KEY (name)
+);
+CREATE TABLE meta (
+	"key" TEXT NOT NULL, 
+	value TEXT NOT NULL, 
+	PRIMARY KEY ("key")
+);
+CREATE TABLE pool_health (
+	pool TEXT NOT NULL, 
+	failures INTEGER NOT NULL, 
+	backoff_began_at BIGINT, 
+	backoff_until BIGINT, 
+	last_error TEXT NOT NULL, 
+	PRIMARY KEY (pool)
+);
+CREATE TABLE runs (
+	id TEXT NOT NULL, 
+	project TEXT NOT NULL, 
+	workflow TEXT NOT NULL, 
+	title TEXT NOT NULL, 
+	state TEXT NOT NULL, 
+	reason TEXT NOT NULL, 
+	detail TEXT NOT NULL, 
+	spec TEXT NOT NULL, 
+	lock_hash TEXT NOT NULL, 
+	source_hash TEXT, 
+	source_size BIGINT, 
+	workflow_env TEXT NOT NULL, 
+	env TEXT NOT NULL, 
+	event TEXT NOT NULL, 
+	job_filter TEXT NOT NULL, 
+	original TEXT NOT NULL, 
+	cancel_requested_at BIGINT, 
+	cancel_force BOOLEAN NOT NULL, 
+	cancel_reason TEXT NOT NULL, 
+	log_incomplete BOOLEAN NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	started_at BIGINT, 
+	finished_at BIGINT, 
+	deadline_at BIGINT, 
+	jobs_total INTEGER NOT NULL, 
+	jobs_finished INTEGER NOT NULL, 
+	version INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT runs_state CHECK (state IN ('queued', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled'))
+);
+CREATE INDEX runs_by_creation ON runs (project, created_at, id);
+CREATE INDEX runs_by_state ON runs (state);
+CREATE TABLE tokens (
+	id TEXT NOT NULL, 
+	project TEXT NOT NULL, 
+	name TEXT NOT NULL, 
+	role TEXT NOT NULL, 
+	digest TEXT NOT NULL, 
+	prefix TEXT NOT NULL, 
+	agent_id TEXT, 
+	created_at BIGINT NOT NULL, 
+	last_used_at BIGINT, 
+	revoked_at BIGINT, 
+	created_by TEXT, 
+	replaced_by TEXT, 
+	expires_at BIGINT, 
+	PRIMARY KEY (id), 
+	UNIQUE (digest)
+);
+CREATE INDEX tokens_by_agent ON tokens (agent_id);
+CREATE TABLE claims (
+	digest TEXT NOT NULL, 
+	agent_id TEXT NOT NULL, 
+	prefix TEXT NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	key_digest TEXT, 
+	redeemed_at BIGINT, 
+	PRIMARY KEY (digest), 
+	FOREIGN KEY(agent_id) REFERENCES agents (id) ON DELETE CASCADE
+);
+CREATE INDEX claims_by_agent ON claims (agent_id);
+CREATE TABLE jobs (
+	id TEXT NOT NULL, 
+	run_id TEXT NOT NULL, 
+	ordinal INTEGER NOT NULL, 
+	name TEXT NOT NULL, 
+	base TEXT NOT NULL, 
+	state TEXT NOT NULL, 
+	reason TEXT NOT NULL, 
+	detail TEXT NOT NULL, 
+	spec TEXT NOT NULL, 
+	matrix TEXT NOT NULL, 
+	needs TEXT NOT NULL, 
+	labels TEXT NOT NULL, 
+	excludes TEXT NOT NULL, 
+	cpu FLOAT, 
+	memory BIGINT, 
+	attempt INTEGER NOT NULL, 
+	tries INTEGER NOT NULL, 
+	offers INTEGER NOT NULL, 
+	creates INTEGER NOT NULL, 
+	agent_id TEXT, 
+	outputs TEXT NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	queued_at BIGINT, 
+	ready_at BIGINT, 
+	started_at BIGINT, 
+	finished_at BIGINT, 
+	deadline_at BIGINT, 
+	cancel_deadline_at BIGINT, 
+	cancel_sent_force BOOLEAN NOT NULL, 
+	unroutable_since BIGINT, 
+	version INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT jobs_state CHECK (state IN ('waiting', 'queued', 'offered', 'running', 'cancelling', 'succeeded', 'failed', 'cancelled', 'skipped')), 
+	FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
+);
+CREATE UNIQUE INDEX jobs_by_run ON jobs (run_id, ordinal);
+CREATE INDEX jobs_by_state ON jobs (state, ready_at);
+CREATE TABLE provisions (
+	agent_id TEXT NOT NULL, 
+	pool TEXT NOT NULL, 
+	backend TEXT NOT NULL, 
+	host_id TEXT, 
+	state TEXT NOT NULL, 
+	labels TEXT NOT NULL, 
+	cause TEXT NOT NULL, 
+	job_id TEXT, 
+	run_id TEXT, 
+	cpu FLOAT, 
+	memory BIGINT, 
+	owner_id TEXT, 
+	adopted_by TEXT, 
+	adopted_at BIGINT, 
+	provider_id TEXT NOT NULL, 
+	claim_sealed BLOB, 
+	requested_at BIGINT NOT NULL, 
+	sent_at BIGINT, 
+	created_at BIGINT, 
+	deadline_at BIGINT, 
+	config_acked_at BIGINT, 
+	failed_at BIGINT, 
+	ended_at BIGINT, 
+	error TEXT NOT NULL, 
+	release_reason TEXT NOT NULL, 
+	released_at BIGINT, 
+	release_attempts INTEGER NOT NULL, 
+	release_next_at BIGINT, 
+	gone_at BIGINT, 
+	version INTEGER NOT NULL, 
+	PRIMARY KEY (agent_id), 
+	CONSTRAINT provisions_state CHECK (state IN ('requested', 'active', 'releasing', 'gone', 'abandoned')), 
+	FOREIGN KEY(agent_id) REFERENCES agents (id)
+);
+CREATE INDEX provisions_by_job ON provisions (job_id);
+CREATE INDEX provisions_by_run ON provisions (run_id);
+CREATE INDEX provisions_by_state ON provisions (state);
+CREATE TABLE secrets (
+	run_id TEXT NOT NULL, 
+	name TEXT NOT NULL, 
+	sealed BLOB NOT NULL, 
+	PRIMARY KEY (run_id, name), 
+	FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
+);
+CREATE TABLE attempts (
+	job_id TEXT NOT NULL, 
+	number INTEGER NOT NULL, 
+	agent_id TEXT NOT NULL, 
+	state TEXT NOT NULL, 
+	reason TEXT NOT NULL, 
+	detail TEXT NOT NULL, 
+	sequence INTEGER NOT NULL, 
+	boot_id TEXT NOT NULL, 
+	offered_at BIGINT NOT NULL, 
+	offer_deadline_at BIGINT NOT NULL, 
+	started_at BIGINT, 
+	began_at BIGINT, 
+	finished_at BIGINT, 
+	PRIMARY KEY (job_id, number), 
+	CONSTRAINT attempts_state CHECK (state IN ('offered', 'starting', 'running', 'succeeded', 'failed', 'cancelled', 'withdrawn', 'lost')), 
+	FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
+);
+CREATE INDEX attempts_by_state ON attempts (state, offer_deadline_at);
+CREATE TABLE steps (
+	job_id TEXT NOT NULL, 
+	attempt INTEGER NOT NULL, 
+	number INTEGER NOT NULL, 
+	state TEXT NOT NULL, 
+	reason TEXT NOT NULL, 
+	detail TEXT NOT NULL, 
+	exit_code INTEGER, 
+	signal INTEGER, 
+	tries INTEGER NOT NULL, 
+	outputs TEXT NOT NULL, 
+	log_size BIGINT, 
+	log_digest TEXT NOT NULL, 
+	log_missing BIGINT NOT NULL, 
+	started_at BIGINT, 
+	finished_at BIGINT, 
+	PRIMARY KEY (job_id, attempt, number), 
+	CONSTRAINT steps_state CHECK (state IN ('pending', 'running', 'succeeded', 'failed', 'skipped', 'cancelled', 'lost')), 
+	FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
+);
