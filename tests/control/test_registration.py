@@ -14,6 +14,8 @@ from corral.model.ids import AgentId, TokenId
 from corral.model.spec import OnLost, Reason, Result
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionEvent, ProvisionState
 from corral.store.repo import agents, tokens
+from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.wire.messages import Action, Facts, HeldState, RefusedCode
 from tests.clocks import START
 from tests.control.worlds import SECOND, World, held
@@ -33,7 +35,7 @@ def welcomed(outcome: Registered | Turned) -> Registered:
 
 def moved(world: World, *events: ProvisionEvent) -> None:
     for happening in events:
-        assert world.write(agents.advance_provision, world.provision(), happening)
+        assert world.write(provisions_rows.advance, world.provision(), happening)
 
 
 # --- by claim ----------------------------------------------------------------------------------------------
@@ -340,9 +342,9 @@ def test_a_job_cancelled_while_its_agent_was_away_goes_on_cancelling(world: Worl
 
 
 def test_one_success_ends_a_pools_backoff(world: World) -> None:
-    world.write(agents.pool_failed, "p", "it broke", 30 * SECOND)
+    world.write(pool_health_rows.failed, "p", "it broke", 30 * SECOND)
     world.agent_up()
-    assert world.read(agents.health) == ()
+    assert world.read(pool_health_rows.every) == ()
 
 
 def test_nothing_is_written_for_a_stranger(world: World) -> None:

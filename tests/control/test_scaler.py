@@ -21,6 +21,9 @@ from corral.model.spec import NeedSpec, Reason, Result, RetrySpec
 from corral.model.states import JobState, ProvisionEvent, ProvisionState
 from corral.runtime.sealing import Sealer
 from corral.store.repo import agents, installation
+from corral.store.repo import claims as claims_rows
+from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from tests.clocks import START
 from tests.control.worlds import COORDINATOR, SECOND, World
 from tests.store.databases import AGENT, a_spec
@@ -55,7 +58,7 @@ class Leader:
         self.world.runner.run(self.scaler.run_once())
 
     def provisions(self) -> list[object]:
-        return list(self.world.read(agents.live_provisions))
+        return list(self.world.read(provisions_rows.live))
 
     def admit(self, creation: Creation, name: str) -> None:
         identity = AgentId(name)
@@ -81,7 +84,7 @@ def test_a_waiting_job_gets_one_instance_whatever_the_number_of_passes(world: Wo
     job = world.only(world.start())
     for _ in range(3):
         leader.run()
-    (row,) = world.read(agents.live_provisions)
+    (row,) = world.read(provisions_rows.live)
     assert (row.pool, row.job_id, row.run_id, row.host_id, row.state) == (
         "p",
         job.id,
@@ -91,7 +94,7 @@ def test_a_waiting_job_gets_one_instance_whatever_the_number_of_passes(world: Wo
     )
     assert world.only(job.run_id).creates == 1
     assert rung == [HOST], "the second pass has nothing to do"
-    sealed = world.read(agents.sealed_claim, row.agent_id)
+    sealed = world.read(provisions_rows.sealed_claim, row.agent_id)
     assert sealed is not None
     code = leader.sealer.open(sealed, row.agent_id).reveal()
     assert code.startswith("claim_") and code.encode() not in sealed
@@ -103,7 +106,7 @@ def test_the_pools_cap_holds_over_passes(world: World) -> None:
     run_id = world.start(a_spec("m", matrix=tuple({"n": n} for n in range(5))))
     for _ in range(3):
         leader.run()
-    assert world.read(agents.count_live) == 2
+    assert world.read(provisions_rows.count_live) == 2
     reasons = {item.reason for item in leader.scaler.reasons.unplaced.values()}
     assert (reasons, len(leader.scaler.reasons.unplaced)) == ({NotDone.AT_POOL_MAX}, 3)
     waiting = next(job for job in world.jobs(run_id).values() if job.id in leader.scaler.reasons.unplaced)
@@ -120,9 +123,9 @@ def test_admission_counts_again_in_its_own_transaction(world: World, caps: Caps,
     leader.admit(creation(), "agent_a")
     with pytest.raises(Conflict, match=what):
         leader.admit(creation(), "agent_b")
-    assert world.read(agents.count_live) == 1
+    assert world.read(provisions_rows.count_live) == 1
     assert world.read(agents.get, AgentId("agent_b")) is None
-    assert world.read(agents.claim_owner, "code-agent_b") is None
+    assert world.read(claims_rows.owner, "code-agent_b") is None
 
 
 def test_a_deposed_leader_creates_and_releases_nothing(world: World) -> None:
@@ -135,7 +138,7 @@ def test_a_deposed_leader_creates_and_releases_nothing(world: World) -> None:
     with pytest.raises(Conflict):
         world.write(scaler.let_go, leader.term, release, world.provision("agent_a"))
     assert world.provision("agent_a").state is ProvisionState.REQUESTED
-    assert world.read(agents.count_live) == 1
+    assert world.read(provisions_rows.count_live) == 1
 
 
 # --- releasing ---------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def test_a_release_that_finds_the_provision_changed_leaves_no_cordon(world: Worl
     leader = Leader(world)
     world.agent_up()
     stale = world.provision()
-    world.write(agents.change_provision, stale, provider_id="x")
+    world.write(provisions_rows.write, stale, provider_id="x")
     with pytest.raises(Conflict):
         world.write(scaler.let_go, leader.term, Release(agent_id=AGENT, reason=ReleaseReason.IDLE), stale)
     assert world.agent().cordon_reason is None
@@ -180,9 +183,9 @@ def test_a_cancelled_jobs_instance_is_given_back_before_it_registers_and_is_no_f
     leader.run()
     world.cancel(run_id)
     leader.run()
-    (row,) = world.read(agents.live_provisions)
+    (row,) = world.read(provisions_rows.live)
     assert (row.state, row.release_reason) == (ProvisionState.RELEASING, "job-cancelled")
-    assert world.read(agents.health) == ()
+    assert world.read(pool_health_rows.every) == ()
 
 
 def test_a_spawn_that_takes_too_long_is_a_failure_and_the_pool_backs_off(world: World) -> None:
@@ -191,17 +194,17 @@ def test_a_spawn_that_takes_too_long_is_a_failure_and_the_pool_backs_off(world: 
     leader.run()
     world.clock.pass_time(61)
     leader.run()
-    assert [row.state for row in world.read(agents.live_provisions)] == [ProvisionState.RELEASING]
-    (health,) = world.read(agents.health)
+    assert [row.state for row in world.read(provisions_rows.live)] == [ProvisionState.RELEASING]
+    (health,) = world.read(pool_health_rows.every)
     assert (health.failures, health.backoff_until) == (1, world.clock.now() + 30 * SECOND)
     leader.run()
     assert leader.scaler.reasons.unplaced[job.id].reason is NotDone.BACKING_OFF
     world.clock.pass_time(30)
     leader.run()
-    assert world.read(agents.count_live) == 2
+    assert world.read(provisions_rows.count_live) == 2
     world.clock.pass_time(61)
     leader.run()
-    (health,) = world.read(agents.health)
+    (health,) = world.read(pool_health_rows.every)
     assert (health.failures, health.backoff_until) == (2, world.clock.now() + 60 * SECOND)
 
 
@@ -209,11 +212,11 @@ def test_instances_that_fail_together_are_one_failure(world: World) -> None:
     leader = Leader(world)
     world.start(a_spec("m", matrix=({"n": 1}, {"n": 2})))
     leader.run()
-    rows = world.read(agents.live_provisions)
+    rows = world.read(provisions_rows.live)
     world.clock.pass_time(1)
     for number, row in enumerate(rows):
         world.write(scaler.note_failure, row, f"error {number}")
-    (health,) = world.read(agents.health)
+    (health,) = world.read(pool_health_rows.every)
     assert (len(rows), health.failures, health.last_error) == (2, 1, "error 1")
     assert health.backoff_until == world.clock.now() + 30 * SECOND
 
@@ -224,7 +227,7 @@ def test_a_static_agent_is_used_and_left_alone(world: World) -> None:
     world.hello("static")
     job = world.only(world.start())
     leader.run()
-    assert world.read(agents.live_provisions) == ()
+    assert world.read(provisions_rows.live) == ()
     assert leader.scaler.reasons.covered == {job.id}
     assert world.agent("static").cordon_reason is None
 
@@ -241,7 +244,7 @@ def test_an_instance_that_ended_by_itself_settles_its_job_and_is_cleaned_up(worl
     leader.run()
     assert (world.provision().state, world.provision().release_reason) == (ProvisionState.RELEASING, "instance-ended")
     world.write(_settle_ending, Ending(agent_id=AGENT, detail="again"), Wake())
-    assert world.read(agents.health) == (), "an agent that had come up is no failure of its pool"
+    assert world.read(pool_health_rows.every) == (), "an agent that had come up is no failure of its pool"
 
 
 # --- giving up ---------------------------------------------------------------------------------------------
@@ -301,8 +304,8 @@ def test_enough_instances_made_in_vain(world: World) -> None:
     job = world.only(world.start())
     for _ in range(2):
         leader.run()
-        row = next(r for r in world.read(agents.live_provisions) if r.state is ProvisionState.REQUESTED)
-        world.write(agents.change_provision, row, failed_at=START, error="no such image")
+        row = next(r for r in world.read(provisions_rows.live) if r.state is ProvisionState.REQUESTED)
+        world.write(provisions_rows.write, row, failed_at=START, error="no such image")
         world.write(scaler.note_failure, row, "no such image")
         world.clock.pass_time(900)
     leader.run()
@@ -335,9 +338,9 @@ def test_why_tells_the_whole_story(world: World) -> None:
     assert leader.why(job.id)[-1] == "it waits: waiting for an agent"
     leader.run()
     assert leader.why(job.id)[-1] == "it waits: an agent for it is coming up"
-    (row,) = world.read(agents.live_provisions)
+    (row,) = world.read(provisions_rows.live)
     world.clock.pass_time(1)
-    code = leader.sealer.open(world.read(agents.sealed_claim, row.agent_id) or b"", row.agent_id).reveal()
+    code = leader.sealer.open(world.read(provisions_rows.sealed_claim, row.agent_id) or b"", row.agent_id).reveal()
     world.hello(row.agent_id, claim=code)
     world.offer(job, row.agent_id)
     assert leader.why(job.id)[-1] == "it waits: an agent has been asked"
@@ -346,7 +349,7 @@ def test_why_tells_the_whole_story(world: World) -> None:
     world.finish(job, Result.FAILED, Reason.EXIT_CODE, agent_id=row.agent_id, detail="exit 3")
     world.clock.pass_time(1)
     leader.run()
-    world.write(agents.advance_provision, world.provision(row.agent_id), ProvisionEvent.GONE)
+    world.write(provisions_rows.advance, world.provision(row.agent_id), ProvisionEvent.GONE)
     told = [sentence.split(" ", 1)[1] if sentence[:2] == "20" else sentence for sentence in leader.why(job.id)]
     assert told == [
         f"created with run {job.run_id}",
@@ -390,9 +393,9 @@ def test_seconds_are_of_the_try_in_hand(world: World) -> None:
     job = world.only(run_id)
     world.clock.pass_time(2)
     leader.run()
-    (row,) = world.read(agents.live_provisions)
+    (row,) = world.read(provisions_rows.live)
     world.clock.pass_time(3)
-    code = leader.sealer.open(world.read(agents.sealed_claim, row.agent_id) or b"", row.agent_id).reveal()
+    code = leader.sealer.open(world.read(provisions_rows.sealed_claim, row.agent_id) or b"", row.agent_id).reveal()
     world.hello(row.agent_id, claim=code)
     world.running(job, row.agent_id)
     world.clock.pass_time(4)

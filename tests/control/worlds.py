@@ -15,6 +15,8 @@ from corral.model.spec import JobSpec, Lock, Reason, Result, WorkflowSpec
 from corral.model.views import NewRun
 from corral.runtime.chance import SeededChance
 from corral.store.repo import agents, jobs, tokens
+from corral.store.repo import claims as claims_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.wire.messages import (
     PROTOCOL,
     Facts,
@@ -82,8 +84,8 @@ class World(Hand):
         labels = frozenset({"linux"})
         self.write(agents.add, id=identity, pool=pool, kind="provisioned", labels=labels, project="local")
         values = {"pool": pool, "backend": "process", "host_id": COORDINATOR, "labels": labels, "cause": "job", **more}
-        self.write(agents.add_provision, agent_id=identity, **values)
-        self.write(agents.add_claim, digest=digest(code), agent_id=identity, prefix=code[:4])
+        self.write(provisions_rows.add, agent_id=identity, **values)
+        self.write(claims_rows.add, digest=digest(code), agent_id=identity, prefix=code[:4])
         return identity
 
     def hello(

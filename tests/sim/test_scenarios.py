@@ -20,6 +20,7 @@ from corral.sim.load import job, pool, step, workflow
 from corral.sim.waiting import ask, ended, jobs_of, rest, run_of, running, static_agent, submit, until
 from corral.sim.world import World
 from corral.store.repo import agents, jobs
+from corral.store.repo import provisions as provisions_rows
 from corral.wire.messages import Accept, FinishedAck, JobFinished, LogAck, Offer, Start, StepFinished, Welcome
 from tests.sim.histories import act, coordinator, on_message, quick
 
@@ -404,7 +405,7 @@ def test_L1_a_destroy_in_flight_at_the_end_is_finished_by_the_next_start() -> No
 
 
 def releasing(world: World) -> list[Any]:
-    return [p for p in world.query(agents.live_provisions) if p.state is ProvisionState.RELEASING]
+    return [p for p in world.query(provisions_rows.live) if p.state is ProvisionState.RELEASING]
 
 
 def test_kill_while_the_coordinator_is_down_is_settled_at_its_start() -> None:
@@ -563,7 +564,7 @@ def test_K1_a_job_that_comes_as_its_agent_is_given_back(offset: int) -> None:
 
 
 def idle(world: World) -> Any:
-    live = {p.agent_id for p in world.query(agents.live_provisions) if p.state is ProvisionState.ACTIVE}
+    live = {p.agent_id for p in world.query(provisions_rows.live) if p.state is ProvisionState.ACTIVE}
     for agent in world.query(agents.live):
         if agent.id in live and agent.assignment is None and agent.cordon_reason is None and agent.connected_at:
             return agent
@@ -671,7 +672,7 @@ def test_L10_a_destroy_that_fails_for_ever_is_abandoned() -> None:
 
 
 def abandoned(world: World) -> list[Any]:
-    return [p for p in world.query(agents.live_provisions) if p.state is ProvisionState.ABANDONED]
+    return [p for p in world.query(provisions_rows.live) if p.state is ProvisionState.ABANDONED]
 
 
 # --- cancelling --------------------------------------------------------------------------------------------
@@ -768,7 +769,7 @@ def test_a_database_that_only_reads_is_not_asked_in_a_hot_loop() -> None:
 
     async def script(world: World) -> None:
         run = await submit(world, workflow(job("one", matrix=({"n": 1}, {"n": 2}))))
-        await until(world, lambda: world.query(agents.live_provisions), 10, "a provision")
+        await until(world, lambda: world.query(provisions_rows.live), 10, "a provision")
         world.database.inline.read_only = True
         before = world.database.inline.refused
         await asyncio.sleep(30)

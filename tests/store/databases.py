@@ -15,6 +15,7 @@ from corral.model.spec import JobSpec, StepSpec, WorkflowSpec
 from corral.model.states import JobState
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs, runs
+from corral.store.repo import provisions as provisions_rows
 from corral.wire.messages import Facts
 from tests.clocks import START, ManualClock
 
@@ -52,7 +53,7 @@ class Hand:
         return found(self.read(agents.get, AgentId(agent_id)))
 
     def provision(self, agent_id: str = AGENT) -> Provision:
-        return found(self.read(agents.provision, AgentId(agent_id)))
+        return found(self.read(provisions_rows.get, AgentId(agent_id)))
 
 
 def found(value: T | None) -> T:
@@ -129,7 +130,7 @@ def add_agent(connection: Connection, agent_id: str = AGENT, *, online: bool = T
     """A provisioned agent whose key is ``KEY-agent_id``'s digest, idle on session 1 where it is online."""
     identity = AgentId(agent_id)
     agents.add(connection, id=identity, pool=pool, kind="provisioned", labels=frozenset({"linux"}), project="local")
-    agents.add_provision(
+    provisions_rows.add(
         connection,
         agent_id=identity,
         pool=pool,

@@ -22,6 +22,9 @@ from corral.model.states import (
     StepState,
 )
 from corral.store.repo import agents, installation, jobs, runs, secrets, tokens
+from corral.store.repo import claims as claims_rows
+from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.tables import claims
 from tests.clocks import START
 from tests.store.databases import AGENT, FACTS, JOB, RUN, Hand, a_spec, add_agent, add_job, add_run, found, job_row
@@ -308,16 +311,16 @@ def test_missed_acknowledgements_in_a_row(db: Hand) -> None:
 
 def test_a_claim_binds_one_key_and_the_same_again(db: Hand) -> None:
     db.write(add_agent, online=False)
-    db.write(agents.add_claim, digest="claim", agent_id=AGENT, prefix="c")
-    assert db.write(agents.redeem, digest="claim", agent_id=AGENT, key_digest="k1")
+    db.write(claims_rows.add, digest="claim", agent_id=AGENT, prefix="c")
+    assert db.write(claims_rows.redeem, digest="claim", agent_id=AGENT, key_digest="k1")
     db.clock.pass_time(1)
-    assert db.write(agents.redeem, digest="claim", agent_id=AGENT, key_digest="k1"), "a lost answer is asked again"
-    assert not db.write(agents.redeem, digest="claim", agent_id=AGENT, key_digest="k2")
-    assert not db.write(agents.redeem, digest="claim", agent_id=AgentId("other"), key_digest="k1")
-    assert not db.write(agents.redeem, digest="none", agent_id=AGENT, key_digest="k1")
+    assert db.write(claims_rows.redeem, digest="claim", agent_id=AGENT, key_digest="k1"), "a lost answer is asked again"
+    assert not db.write(claims_rows.redeem, digest="claim", agent_id=AGENT, key_digest="k2")
+    assert not db.write(claims_rows.redeem, digest="claim", agent_id=AgentId("other"), key_digest="k1")
+    assert not db.write(claims_rows.redeem, digest="none", agent_id=AGENT, key_digest="k1")
     assert db.agent().key_digest == "k1"
-    assert db.read(agents.claim_owner, "claim") == (AGENT, "k1")
-    assert db.read(agents.claim_owner, "none") is None
+    assert db.read(claims_rows.owner, "claim") == (AGENT, "k1")
+    assert db.read(claims_rows.owner, "none") is None
     redeemed = db.read(lambda c: c.execute(text("SELECT redeemed_at FROM claims")).scalar_one())
     assert redeemed == START
 
@@ -328,30 +331,30 @@ def test_a_claim_binds_one_key_and_the_same_again(db: Hand) -> None:
 def test_a_provision_moves_from_the_version_it_was_read_in(db: Hand) -> None:
     db.write(add_agent)
     stale = db.provision()
-    assert db.write(agents.change_provision, stale, provider_id="x")
-    assert not db.write(agents.advance_provision, stale, ProvisionEvent.RELEASE)
-    assert not db.write(agents.change_provision, stale, provider_id="y")
-    assert db.write(agents.advance_provision, db.provision(), ProvisionEvent.RELEASE, release_reason="idle")
+    assert db.write(provisions_rows.write, stale, provider_id="x")
+    assert not db.write(provisions_rows.advance, stale, ProvisionEvent.RELEASE)
+    assert not db.write(provisions_rows.write, stale, provider_id="y")
+    assert db.write(provisions_rows.advance, db.provision(), ProvisionEvent.RELEASE, release_reason="idle")
     row = db.provision()
     assert (row.state, row.release_reason, row.released_at) == (ProvisionState.RELEASING, "idle", START)
-    assert not db.write(agents.advance_provision, row, ProvisionEvent.RELEASE), "ignored: nothing moves"
+    assert not db.write(provisions_rows.advance, row, ProvisionEvent.RELEASE), "ignored: nothing moves"
 
 
 def test_only_what_is_gone_frees_its_slot(db: Hand) -> None:
     db.write(add_agent)
-    counts = [db.read(agents.count_live, "p")]
+    counts = [db.read(provisions_rows.count_live, "p")]
     for happening in (ProvisionEvent.RELEASE, ProvisionEvent.EXHAUSTED, ProvisionEvent.RETRY, ProvisionEvent.GONE):
-        db.write(agents.advance_provision, db.provision(), happening)
-        counts.append(db.read(agents.count_live, "p"))
+        db.write(provisions_rows.advance, db.provision(), happening)
+        counts.append(db.read(provisions_rows.count_live, "p"))
     assert counts == [1, 1, 1, 1, 0]
-    assert db.read(agents.count_live, "other") == 0
+    assert db.read(provisions_rows.count_live, "other") == 0
 
 
 def test_the_sealed_claim_is_wiped_once_it_is_not_needed(db: Hand) -> None:
     for name in ("a", "b"):
         db.write(agents.add, id=AgentId(name), pool="p", kind="provisioned", labels=frozenset(), project="local")
         db.write(
-            agents.add_provision,
+            provisions_rows.add,
             agent_id=AgentId(name),
             pool="p",
             backend="process",
@@ -359,39 +362,39 @@ def test_the_sealed_claim_is_wiped_once_it_is_not_needed(db: Hand) -> None:
             cause="job",
             claim_sealed=b"x",
         )
-    db.write(agents.config_acked, AgentId("a"))
-    assert db.read(agents.sealed_claim, AgentId("a")) is None
-    assert db.read(agents.sealed_claim, AgentId("b")) == b"x"
-    db.write(agents.advance_provision, db.provision("b"), ProvisionEvent.UNSENT)
-    assert db.read(agents.sealed_claim, AgentId("b")) is None
+    db.write(provisions_rows.config_acked, AgentId("a"))
+    assert db.read(provisions_rows.sealed_claim, AgentId("a")) is None
+    assert db.read(provisions_rows.sealed_claim, AgentId("b")) == b"x"
+    db.write(provisions_rows.advance, db.provision("b"), ProvisionEvent.UNSENT)
+    assert db.read(provisions_rows.sealed_claim, AgentId("b")) is None
 
 
 def test_rows_of_the_gone_are_purged_after_their_time_with_agent_and_claim(db: Hand) -> None:
     db.write(add_agent)
     db.write(lambda c: c.execute(insert(claims).values(digest="d", agent_id=AGENT, prefix="", created_at=START)))
-    db.write(agents.advance_provision, db.provision(), ProvisionEvent.RELEASE)
-    db.write(agents.advance_provision, db.provision(), ProvisionEvent.GONE)
+    db.write(provisions_rows.advance, db.provision(), ProvisionEvent.RELEASE)
+    db.write(provisions_rows.advance, db.provision(), ProvisionEvent.GONE)
     db.clock.pass_time(60)
-    assert db.write(agents.purge_gone, 60 * SECOND) == 0
+    assert db.write(provisions_rows.purge_gone, 60 * SECOND) == 0
     db.clock.pass_time(1)
-    assert db.write(agents.purge_gone, 60 * SECOND) == 1
+    assert db.write(provisions_rows.purge_gone, 60 * SECOND) == 1
     assert [rows(db, table) for table in ("provisions", "agents", "claims")] == [0, 0, 0]
 
 
 def test_an_ending_is_noted_once(db: Hand) -> None:
     db.write(add_agent)
-    assert db.write(agents.note_ended, AGENT, "exit 3")
-    assert not db.write(agents.note_ended, AGENT, "exit 4")
+    assert db.write(provisions_rows.note_ended, AGENT, "exit 3")
+    assert not db.write(provisions_rows.note_ended, AGENT, "exit 4")
     assert db.provision().error == "exit 3"
 
 
 def test_pool_health_counts_in_a_row(db: Hand) -> None:
-    db.write(agents.pool_failed, "p", "first", 30 * SECOND)
-    db.write(agents.pool_failed, "p", "second", 60 * SECOND)
-    (row,) = db.read(agents.health)
+    db.write(pool_health_rows.failed, "p", "first", 30 * SECOND)
+    db.write(pool_health_rows.failed, "p", "second", 60 * SECOND)
+    (row,) = db.read(pool_health_rows.every)
     assert (row.failures, row.last_error, row.backoff_until) == (2, "second", START + 60 * SECOND)
-    db.write(agents.pool_succeeded, "p")
-    assert db.read(agents.health) == ()
+    db.write(pool_health_rows.succeeded, "p")
+    assert db.read(pool_health_rows.every) == ()
 
 
 # --- the installation --------------------------------------------------------------------------------------

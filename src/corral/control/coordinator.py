@@ -61,6 +61,7 @@ from corral.runtime.sealing import Sealer, SecretUnavailable
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo import runs as run_rows
 from corral.wire import close
 from corral.workflow.lock import LOCK_VERSION, check_lock
@@ -550,7 +551,7 @@ async def _lock_faults(lock: Lock) -> tuple[Fault, ...]:
 
 def _release_everything(connection: Connection) -> None:
     """An operator's word, or the end of an all-in-one coordinator: no verdict, no budget."""
-    for row in agent_rows.live_provisions(connection):
+    for row in provisions_rows.live(connection):
         if row.state in (ProvisionState.REQUESTED, ProvisionState.ACTIVE):
             agent_rows.cordon(connection, row.agent_id, "shutdown")
-            agent_rows.advance_provision(connection, row, ProvisionEvent.RELEASE, release_reason="shutdown")
+            provisions_rows.advance(connection, row, ProvisionEvent.RELEASE, release_reason="shutdown")

@@ -11,6 +11,7 @@ from corral.model.ids import AgentId
 from corral.model.records import Agent, Hold
 from corral.model.states import AgentState, ProvisionState
 from corral.store.repo import agents
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.wire.messages import Drain
 
@@ -38,7 +39,7 @@ def uncordon(connection: Connection, agent_id: AgentId) -> Agent:
     :raises NotFound: no such agent. :raises Refused: it has ended, or its instance is being given back.
     """
     agent = _living(connection, agent_id)
-    provision = agents.provision(connection, agent_id)
+    provision = provisions_rows.get(connection, agent_id)
     leaving = provision is not None and provision.state not in (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
     if leaving or (provision is not None and agent.cordon_reason is not None):
         raise Refused(

@@ -30,6 +30,7 @@ from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.store.repo.rows import NOW
 
@@ -110,7 +111,7 @@ class Host(Service):
             return
         ended = [one.agent_id for one in there.values() if one.ended]
         news, gone = await self._database.read(
-            lambda c: (agents.not_ended(c, ended), agents.gone_before(c, list(there), before))
+            lambda c: (provisions_rows.not_ended(c, ended), provisions_rows.gone_before(c, list(there), before))
         )
         if gone:
             await self._database.write(lambda c: _reappeared(c, gone))
@@ -121,7 +122,7 @@ class Host(Service):
         """For instances tied to a process before this one, which took its instances and all traces of them along:
         what was made then and does not exist now has ended. Called before the first pass."""
         states = (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
-        rows = await self._database.read(lambda c: agents.provisions_of_host(c, self._host_id, states))
+        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, states))
         for kind, backend in self._backends.items():
             there = {one.agent_id for one in await backend.list()}
             for row in rows:
@@ -132,7 +133,7 @@ class Host(Service):
         if self.clock.monotonic() - self._listed >= LIST_EVERY:
             await self._look_at_instances()
         states = (ProvisionState.REQUESTED, ProvisionState.RELEASING)
-        rows = await self._database.read(lambda c: (agents.provisions_of_host(c, self._host_id, states), now(c)))
+        rows = await self._database.read(lambda c: (provisions_rows.of_host(c, self._host_id, states), now(c)))
         for row in rows[0]:
             if row.agent_id in self._busy:
                 continue
@@ -172,7 +173,7 @@ class Host(Service):
         end = self.clock.monotonic() + timeout
         while True:
             await self.run_once()
-            left = await self._database.read(lambda c: agents.count_live(c))
+            left = await self._database.read(lambda c: provisions_rows.count_live(c))
             if not left or self.clock.monotonic() >= end:
                 return left
             if self._busy:
@@ -240,7 +241,7 @@ class Host(Service):
 
     async def forget_claim(self, agent_id: AgentId) -> None:
         """The agent acknowledged its configuration: what carried the claim is wiped where the instance is."""
-        row = await self._database.read(lambda c: agents.provision(c, agent_id))
+        row = await self._database.read(lambda c: provisions_rows.get(c, agent_id))
         backend = self._backends.get(row.backend) if row is not None and row.host_id == self._host_id else None
         if backend is None:
             return
@@ -274,62 +275,62 @@ class Host(Service):
 
 def _begin_create(connection: Connection, row: Provision, pool: Pool) -> bytes | None:
     """Record the send before it is made. None: the provision is not wanted any more."""
-    current = agents.provision(connection, row.agent_id)
+    current = provisions_rows.get(connection, row.agent_id)
     if current is None or current.state is not ProvisionState.REQUESTED or current.failed_at is not None:
         return None
     if current.sent_at is None:
         deadline = now(connection) + int(pool.spawn_timeout * SECOND)
-        agents.change_provision(connection, current, sent_at=NOW, deadline_at=deadline)
-    return agents.sealed_claim(connection, row.agent_id)
+        provisions_rows.write(connection, current, sent_at=NOW, deadline_at=deadline)
+    return provisions_rows.sealed_claim(connection, row.agent_id)
 
 
 def _record_created(connection: Connection, agent_id: AgentId, provider_id: str) -> None:
     """Whatever the row's state is by now: the agent may have registered, or finished, before this answer."""
-    row = agents.provision(connection, agent_id)
+    row = provisions_rows.get(connection, agent_id)
     if row is not None:
-        agents.change_provision(connection, row, created_at=NOW, provider_id=provider_id)
+        provisions_rows.write(connection, row, created_at=NOW, provider_id=provider_id)
 
 
 def _record_failed(connection: Connection, agent_id: AgentId, error: str) -> None:
-    row = agents.provision(connection, agent_id)
+    row = provisions_rows.get(connection, agent_id)
     if row is None or row.state is not ProvisionState.REQUESTED:
         return
-    agents.change_provision(connection, row, failed_at=NOW, error=error)
+    provisions_rows.write(connection, row, failed_at=NOW, error=error)
     note_failure(connection, row, error)
 
 
 def _record_gone(connection: Connection, agent_id: AgentId) -> None:
-    row = agents.provision(connection, agent_id)
-    if row is not None and agents.advance_provision(connection, row, ProvisionEvent.GONE):
+    row = provisions_rows.get(connection, agent_id)
+    if row is not None and provisions_rows.advance(connection, row, ProvisionEvent.GONE):
         agents.end(connection, agent_id)
 
 
 def _reappeared(connection: Connection, agent_ids: Iterable[AgentId]) -> None:
     for agent_id in agent_ids:
-        row = agents.provision(connection, agent_id)
+        row = provisions_rows.get(connection, agent_id)
         if row is not None and row.state is ProvisionState.GONE:
             log.warning("provision %s: was gone, and its instance is there", agent_id)
-            agents.advance_provision(connection, row, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
+            provisions_rows.advance(connection, row, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
 
 
 def _record_refusal(connection: Connection, agent_id: AgentId, error: str) -> None:
-    row = agents.provision(connection, agent_id)
+    row = provisions_rows.get(connection, agent_id)
     if row is None or row.state is not ProvisionState.RELEASING:
         return
     tries = row.release_attempts + 1
     if tries >= RELEASE_ATTEMPTS_MAX:
-        agents.advance_provision(connection, row, ProvisionEvent.EXHAUSTED, release_attempts=tries, error=error)
+        provisions_rows.advance(connection, row, ProvisionEvent.EXHAUSTED, release_attempts=tries, error=error)
         return
     pause = min(RELEASE_BACKOFF_BASE * 2 ** (tries - 1), RELEASE_BACKOFF_MAX)
-    agents.change_provision(
+    provisions_rows.write(
         connection, row, release_attempts=tries, error=error, release_next_at=now(connection) + int(pause * SECOND)
     )
 
 
 def _settle_ending(connection: Connection, ending: Ending, wake: Wake) -> None:
-    provision = agents.provision(connection, ending.agent_id)
+    provision = provisions_rows.get(connection, ending.agent_id)
     never_registered = provision is not None and provision.state is ProvisionState.REQUESTED
-    if agents.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
+    if provisions_rows.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
         assert provision is not None
         note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}")
     agent = agents.get(connection, ending.agent_id)

@@ -20,6 +20,8 @@ from corral.model.states import JOB, AgentState, JobState, ProvisionState
 from corral.model.views import AgentView, AttemptView, JobView, PoolView, RunView, StepView, TokenView, WhyView
 from corral.runtime.clock import SECOND, rfc3339
 from corral.store.repo import agents, jobs, runs, tokens
+from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.wire.messages import Facts
 
@@ -65,7 +67,7 @@ def full_run(connection: Connection, run_id: RunId, reasons: Reasons, lines: Las
         raise NotFound(f"no run {run_id}")
     rows = jobs.listed(connection, run_id)
     moment = now(connection)
-    made = agents.provisions_of_run(connection, run_id)
+    made = provisions_rows.of_run(connection, run_id)
     return run_view(run, [job_view(job, made.get(job.id), moment, reasons, lines) for job in rows])
 
 
@@ -127,7 +129,7 @@ def full_job(
 ) -> JobView:
     """With steps and attempts. :raises NotFound: no such job."""
     job = required(connection, job_id)
-    made = agents.provisions_of_job(connection, job_id)
+    made = provisions_rows.of_job(connection, job_id)
     steps = {step.number: step for step in jobs.steps_of(connection, job_id, job.attempt)}
     written = (*job.spec.steps, *job.spec.cleanup)
     views = [_step_view(number, spec, steps.get(number)) for number, spec in enumerate(written)]
@@ -251,7 +253,7 @@ def _unplaced(job: Job, pools: Sequence[Pool], reasons: Reasons) -> Unplaced | N
 def _story(connection: Connection, job: Job) -> list[str]:
     sentences = [f"{rfc3339(job.created_at)} created with run {job.run_id}"]
     dated: list[tuple[int, str]] = []
-    for provision in agents.provisions_of_job(connection, job.id):
+    for provision in provisions_rows.of_job(connection, job.id):
         dated += _provision_story(provision)
     for attempt in jobs.attempts_of(connection, job.id):
         dated += _attempt_story(attempt)
@@ -348,7 +350,7 @@ def one_agent(connection: Connection, agent_id: AgentId) -> AgentView:
 
 def _agent_views(connection: Connection, rows: Sequence[Agent]) -> tuple[AgentView, ...]:
     ids = [row.id for row in rows]
-    provisions = {row.agent_id: row for row in agents.some_provisions(connection, ids)}
+    provisions = {row.agent_id: row for row in provisions_rows.some(connection, ids)}
     facts = agents.facts(connection, ids)
     names = tokens.names_of_agents(connection)
     views = [_agent_view(row, provisions.get(row.id), facts.get(row.id), names.get(row.id, "")) for row in rows]
@@ -381,9 +383,9 @@ def _agent_view(row: Agent, provision: Provision | None, facts: Facts | None, na
 def pool_views(
     connection: Connection, pools: Sequence[Pool], reasons: Reasons, isolation: Mapping[str, str]
 ) -> tuple[PoolView, ...]:
-    provisions = agents.live_provisions(connection)
+    provisions = provisions_rows.live(connection)
     rows = {row.id: row for row in agents.some(connection, [p.agent_id for p in provisions])}
-    health = {row.pool: row for row in agents.health(connection)}
+    health = {row.pool: row for row in pool_health_rows.every(connection)}
     heads = jobs.queued_heads(connection, 2000)
     views = []
     for pool in pools:

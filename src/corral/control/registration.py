@@ -20,6 +20,9 @@ from corral.model.records import Agent, Attempt, Hold, Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, AgentState, AttemptState, ProvisionEvent, ProvisionState
 from corral.store.repo import agents, jobs, tokens
+from corral.store.repo import claims as claims_rows
+from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.wire.messages import PROTOCOL, Action, Drain, HeldJob, HeldState, Hello, RefusedCode
 
@@ -79,7 +82,7 @@ def register(connection: Connection, hello: Hello, coordinator_id: str) -> Regis
     agent = agents.get(connection, agent_id)
     if agent is None:
         return _unknown()
-    provision = agents.provision(connection, agent_id)
+    provision = provisions_rows.get(connection, agent_id)
     turned = _verify(connection, hello, agent, provision)
     if turned is not None:
         return turned
@@ -118,14 +121,14 @@ def _verify(connection: Connection, hello: Hello, agent: Agent, provision: Provi
     if not hello.claim_code:
         return _unknown()
     claim = digest(hello.claim_code)
-    owner = agents.claim_owner(connection, claim)
+    owner = claims_rows.owner(connection, claim)
     if owner is None or owner[0] != agent.id or provision is None:
         return _unknown()
     if provision.state is not ProvisionState.REQUESTED:
         return _ended_claim(connection, provision, spent=owner[1] is not None)
     if hello.protocol != PROTOCOL:
         return None
-    if not agents.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
+    if not claims_rows.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
         return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
     return None
 
@@ -175,7 +178,7 @@ def _gone(connection: Connection, agent: Agent, provision: Provision | None) -> 
         code=RefusedCode.GONE, message="this instance is not wanted any more and is being destroyed", verified=True
     )
     if provision is not None and provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
-        agents.advance_provision(connection, provision, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
+        provisions_rows.advance(connection, provision, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
         return unwanted
     if agent.state is AgentState.ENDED:
         revoked = Turned(code=RefusedCode.REVOKED, message="this agent's credential was revoked", verified=True)
@@ -259,7 +262,7 @@ def _cordon_at_registration(connection: Connection, agent: Agent, hello: Hello) 
 def _activate(connection: Connection, provision: Provision, coordinator_id: str) -> None:
     moment = now(connection)
     deadline = max(provision.deadline_at or 0, moment + CLAIM_MARGIN)
-    moved = agents.advance_provision(
+    moved = provisions_rows.advance(
         connection,
         provision,
         ProvisionEvent.REGISTERED,
@@ -269,7 +272,7 @@ def _activate(connection: Connection, provision: Provision, coordinator_id: str)
     )
     if not moved:
         raise Conflict("the provision's row changed while its agent registered")
-    agents.pool_succeeded(connection, provision.pool)
+    pool_health_rows.succeeded(connection, provision.pool)
 
 
 def _own(stored: Labels) -> Labels:

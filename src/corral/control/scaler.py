@@ -34,6 +34,9 @@ from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs
+from corral.store.repo import claims as claims_rows
+from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import fence, now
 
 log = logging.getLogger(__name__)
@@ -186,7 +189,7 @@ class Scaler(Service):
 def look(connection: Connection, pools: tuple[Pool, ...]) -> World:
     """The whole state that a plan depends on, from one snapshot."""
     heads = jobs.queued_heads(connection, DEMAND_LIMIT)
-    provisions = {row.agent_id: row for row in agents.live_provisions(connection)}
+    provisions = {row.agent_id: row for row in provisions_rows.live(connection)}
     rows = {row.id: row for row in agents.live(connection)}
     bound = [row.job_id for row in provisions.values() if row.job_id is not None]
     live = jobs.unended(connection, bound)
@@ -206,7 +209,7 @@ def look(connection: Connection, pools: tuple[Pool, ...]) -> World:
         supply=tuple(_supply(row, rows.get(row.agent_id), live, by_pool) for row in provisions.values())
         + tuple(_static_supply(row) for row in rows.values() if row.id not in provisions and _online(row)),
         provisions=provisions,
-        health={row.pool: row for row in agents.health(connection)},
+        health={row.pool: row for row in pool_health_rows.every(connection)},
         unroutable={head.id: head.unroutable_since for head in heads},
         static=tuple(Offered(labels=row.labels) for row in rows.values() if row.kind == "static"),
         now=now(connection),
@@ -280,14 +283,14 @@ def admit(
     :raises Conflict: the term is over, or a cap is reached by now; nothing is written.
     """
     fence(connection, LEASE, term.holder, term.epoch)
-    if agents.count_live(connection, pool.name) >= pool.max_agents:
+    if provisions_rows.count_live(connection, pool.name) >= pool.max_agents:
         raise Conflict(f"pool {pool.name} has its {pool.max_agents} agents")
-    if agents.count_live(connection) >= caps.max_agents:
+    if provisions_rows.count_live(connection) >= caps.max_agents:
         raise Conflict(f"the cluster has its {caps.max_agents} agents")
-    if agents.count_creating(connection) >= caps.concurrent_creates:
+    if provisions_rows.count_creating(connection) >= caps.concurrent_creates:
         raise Conflict(f"{caps.concurrent_creates} instances are being created already")
     agents.add(connection, id=identity, pool=pool.name, kind="provisioned", labels=creation.labels, project="local")
-    agents.add_provision(
+    provisions_rows.add(
         connection,
         agent_id=identity,
         pool=pool.name,
@@ -303,7 +306,7 @@ def admit(
         claim_sealed=sealed,
     )
     code = claim.reveal()
-    agents.add_claim(connection, digest=digest(code), agent_id=identity, prefix=code[:CLAIM_PREFIX_LENGTH])
+    claims_rows.add(connection, digest=digest(code), agent_id=identity, prefix=code[:CLAIM_PREFIX_LENGTH])
     jobs.count_create(connection, creation.job_id)
 
 
@@ -315,7 +318,7 @@ def let_go(connection: Connection, term: Term, release: Release, provision: Prov
         raise Conflict("the agent has a job")
     if agent.cordon_reason is None and not agents.cordon(connection, agent.id, release.reason):
         raise Conflict("the agent was given a job")
-    if not agents.advance_provision(connection, provision, ProvisionEvent.RELEASE, release_reason=release.reason):
+    if not provisions_rows.advance(connection, provision, ProvisionEvent.RELEASE, release_reason=release.reason):
         raise Conflict("the provision changed meanwhile")
     if release.reason is ReleaseReason.SPAWN_TIMEOUT:
         note_failure(connection, provision, scaling.SPAWN_TIMEOUT_ERROR)
@@ -324,11 +327,13 @@ def let_go(connection: Connection, term: Term, release: Release, provision: Prov
 def note_failure(connection: Connection, provision: Provision, error: str) -> None:
     """A failure of its pool: the next creation waits, longer with each in a row. Several that were under way together
     are one failure: only what was asked for after the pause began makes it longer."""
-    known = next((row for row in agents.health(connection) if row.pool == provision.pool), None)
+    known = next((row for row in pool_health_rows.every(connection) if row.pool == provision.pool), None)
     if known is not None and known.backoff_began_at is not None and provision.requested_at <= known.backoff_began_at:
-        agents.pool_error(connection, provision.pool, error)
+        pool_health_rows.error(connection, provision.pool, error)
         return
-    agents.pool_failed(connection, provision.pool, error, scaling.backoff(known.failures if known is not None else 0))
+    pool_health_rows.failed(
+        connection, provision.pool, error, scaling.backoff(known.failures if known is not None else 0)
+    )
 
 
 def _fail(connection: Connection, item: Unplaced, health: Mapping[str, PoolHealth], wake: Wake) -> None:

@@ -38,6 +38,7 @@ from corral.runtime.clock import Clock
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import jobs as job_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo import runs as run_rows
 from corral.wire import close
 from corral.wire.codec import ProtocolError, encode
@@ -388,7 +389,7 @@ class Session:
                 await self._s.on_answer(self, message)
             case ConfigAck():
                 agent_id = self._agent()
-                await self._s.database.write(lambda c: agent_rows.config_acked(c, agent_id))
+                await self._s.database.write(lambda c: provisions_rows.config_acked(c, agent_id))
                 await self._s.on_bound(agent_id)
             case Draining():
                 await self._draining(message)

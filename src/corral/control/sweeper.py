@@ -22,6 +22,7 @@ from corral.runtime.clock import Clock
 from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs, runs
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.wire.messages import Cancel
 
@@ -139,7 +140,7 @@ class Sweeper(Service):
         self._repaired = self.clock.monotonic()
         for run_id in await self._database.read(runs.live):
             await self._continue(run_id)
-        await self._database.write(lambda c: agents.purge_gone(c, GONE_RETENTION))
+        await self._database.write(lambda c: provisions_rows.purge_gone(c, GONE_RETENTION))
 
     async def _continue(self, run_id: RunId) -> None:
         wake = Wake()

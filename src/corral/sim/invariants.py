@@ -33,6 +33,7 @@ from corral.sim.truth import Execution, Violation
 from corral.store import tables
 from corral.store.interface import LogKey
 from corral.store.repo import agents, jobs, runs
+from corral.store.repo import provisions as provisions_rows
 
 if TYPE_CHECKING:
     from corral.sim.world import World
@@ -162,7 +163,7 @@ def _unfinished(connection: Connection) -> str:
     live = runs.live(connection)
     if live:
         return f"{len(live)} runs have not ended"
-    left = agents.live_provisions(connection)
+    left = provisions_rows.live(connection)
     if left:
         return f"{len(left)} provisions are not gone"
     return ""

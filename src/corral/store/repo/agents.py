@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents, their provisions and claims.
+"""Agents.
 
 An offer and a cordon are both a compare-and-set on the one agent row: an offer needs *neither cordoned nor held, and
 unassigned* and the offerer's session, a cordon needs *unassigned*. So no interleaving assigns a cordoned agent. A hold
@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from corral.model.ids import AgentId, JobId, RunId
+from corral.model.ids import AgentId, JobId
 from corral.model.labels import Labels
-from corral.model.records import Agent, Hold, PoolHealth, Provision
-from corral.model.states import AGENT, PROVISION, AgentEvent, AgentState, ProvisionEvent, ProvisionState
+from corral.model.records import Agent, Hold
+from corral.model.states import AGENT, AgentEvent, AgentState
 from corral.store.repo.rows import NOW, NULL, change, columns, many, one
-from corral.store.tables import agents, claims, db_now, pool_health, provisions
+from corral.store.tables import agents, db_now
 from corral.wire.messages import Facts
 
 _AGENT = columns(agents, Agent)
-_PROVISION = columns(provisions, Provision)
 _SESSION = select(agents.c.session).where(agents.c.id == bindparam("id"))
 _AGENT_GET = select(*_AGENT).where(agents.c.id == bindparam("id"))
 _ONLINE_AT = select(agents.c.id, agents.c.session).where(
@@ -34,21 +33,6 @@ _SILENT = select(agents.c.assignment).where(
     agents.c.state == AgentState.OFFLINE,
     agents.c.disconnected_at <= bindparam("since"),
 )
-_LIVE_PROVISIONS = (
-    select(*_PROVISION)
-    .where(provisions.c.state != ProvisionState.GONE)
-    .order_by(provisions.c.requested_at, provisions.c.agent_id)
-)
-_OF_HOST = (
-    select(*_PROVISION)
-    .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
-    .order_by(provisions.c.requested_at, provisions.c.agent_id)
-)
-_HEALTH = select(*columns(pool_health, PoolHealth))
-# Asked in every pass of a loop: building these costs several times what running them does.
-LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
-
-
 # --- agents ------------------------------------------------------------------------------------------------
 
 
@@ -272,197 +256,3 @@ def end(connection: Connection, agent_id: AgentId) -> None:
         .where(agents.c.id == agent_id, agents.c.state != AgentState.ENDED)
         .values(state=AgentState.ENDED, ended_at=db_now(), version=agents.c.version + 1)
     )
-
-
-# --- claims ------------------------------------------------------------------------------------------------
-
-
-def add_claim(connection: Connection, *, digest: str, agent_id: AgentId, prefix: str) -> None:
-    connection.execute(insert(claims).values(digest=digest, agent_id=agent_id, prefix=prefix, created_at=db_now()))
-
-
-def claim_owner(connection: Connection, digest: str) -> tuple[AgentId, str | None] | None:
-    """(agent, digest of the key it is bound to) of a claim."""
-    row = connection.execute(select(claims.c.agent_id, claims.c.key_digest).where(claims.c.digest == digest)).first()
-    return None if row is None else (row.agent_id, row.key_digest)
-
-
-def redeem(connection: Connection, *, digest: str, agent_id: AgentId, key_digest: str) -> bool:
-    """Bind the key if the claim is unspent or bound to this very key already: a lost answer can be asked again.
-    False also where another agent has this key."""
-    others = select(agents.c.id).where(agents.c.key_digest == key_digest, agents.c.id != agent_id)
-    if connection.execute(others).first() is not None:
-        return False
-    done = connection.execute(
-        update(claims)
-        .where(
-            claims.c.digest == digest,
-            claims.c.agent_id == agent_id,
-            (claims.c.key_digest.is_(None)) | (claims.c.key_digest == key_digest),
-        )
-        .values(key_digest=key_digest, redeemed_at=func.coalesce(claims.c.redeemed_at, db_now()))
-    )
-    if done.rowcount != 1:
-        return False
-    connection.execute(
-        update(agents).where(agents.c.id == agent_id).values(key_digest=key_digest, version=agents.c.version + 1)
-    )
-    return True
-
-
-# --- provisions --------------------------------------------------------------------------------------------
-
-
-def add_provision(connection: Connection, **values: Any) -> None:
-    connection.execute(insert(provisions).values(state=PROVISION.initial, requested_at=db_now(), **values))
-
-
-def provision(connection: Connection, agent_id: AgentId) -> Provision | None:
-    return one(Provision, connection.execute(select(*_PROVISION).where(provisions.c.agent_id == agent_id)).first())
-
-
-def live_provisions(connection: Connection) -> tuple[Provision, ...]:
-    """Every provision that is not gone."""
-    return many(Provision, connection.execute(_LIVE_PROVISIONS))
-
-
-def provisions_of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
-    return many(Provision, connection.execute(_OF_HOST, {"host_id": host_id, "states": tuple(states)}))
-
-
-def some_provisions(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[Provision, ...]:
-    return many(Provision, connection.execute(select(*_PROVISION).where(provisions.c.agent_id.in_(tuple(agent_ids)))))
-
-
-def provisions_of_job(connection: Connection, job_id: JobId) -> tuple[Provision, ...]:
-    query = select(*_PROVISION).where(provisions.c.job_id == job_id).order_by(provisions.c.requested_at)
-    return many(Provision, connection.execute(query))
-
-
-def count_live(connection: Connection, pool: str | None = None) -> int:
-    """Provisions that hold a slot, of one pool or of all."""
-    query = select(func.count()).where(provisions.c.state.in_(LIVE))
-    if pool is not None:
-        query = query.where(provisions.c.pool == pool)
-    found: int = connection.execute(query).scalar_one()
-    return found
-
-
-def count_creating(connection: Connection) -> int:
-    """Provisions whose agent has not registered and whose creation has not failed."""
-    query = select(func.count()).where(provisions.c.state == ProvisionState.REQUESTED, provisions.c.failed_at.is_(None))
-    found: int = connection.execute(query).scalar_one()
-    return found
-
-
-def advance_provision(connection: Connection, row: Provision, event: ProvisionEvent, **values: Any) -> bool:
-    """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves."""
-    if not PROVISION.changes(row.state, event):
-        return False
-    after = PROVISION.advance(row.state, event)
-    values["state"] = after
-    if after is ProvisionState.RELEASING:
-        values.setdefault("released_at", NOW)
-        values.setdefault("release_next_at", NOW)
-    if after is ProvisionState.GONE:
-        values.setdefault("gone_at", NOW)
-        values["claim_sealed"] = None
-    where = {"agent_id": row.agent_id, "state": row.state, "version": row.version}
-    return change(connection, provisions, where, values) == 1
-
-
-def change_provision(connection: Connection, row: Provision, **values: Any) -> bool:
-    """Write columns other than the state, from the version it was read in."""
-    return change(connection, provisions, {"agent_id": row.agent_id, "version": row.version}, values) == 1
-
-
-def note_ended(connection: Connection, agent_id: AgentId, detail: str) -> bool:
-    """The backend saw the instance end by itself; the leader takes it from there."""
-    done = connection.execute(
-        update(provisions)
-        .where(
-            provisions.c.agent_id == agent_id,
-            provisions.c.ended_at.is_(None),
-            provisions.c.state.in_((ProvisionState.REQUESTED, ProvisionState.ACTIVE)),
-        )
-        .values(ended_at=db_now(), error=detail, version=provisions.c.version + 1)
-    )
-    return done.rowcount == 1
-
-
-def not_ended(connection: Connection, agent_ids: Iterable[AgentId]) -> tuple[AgentId, ...]:
-    """Those whose instance counts as running, or that still have a job."""
-    wanted = (
-        provisions.c.state.in_((ProvisionState.REQUESTED, ProvisionState.ACTIVE)) & provisions.c.ended_at.is_(None)
-    ) | (agents.c.assignment.is_not(None))
-    query = select(provisions.c.agent_id).join(agents, agents.c.id == provisions.c.agent_id)
-    query = query.where(provisions.c.agent_id.in_(tuple(agent_ids)), wanted).order_by(provisions.c.agent_id)
-    return tuple(connection.execute(query).scalars())
-
-
-def gone_before(connection: Connection, agent_ids: Iterable[AgentId], moment: int) -> tuple[AgentId, ...]:
-    """Those that were accounted as gone by then."""
-    query = select(provisions.c.agent_id).where(
-        provisions.c.agent_id.in_(tuple(agent_ids)),
-        provisions.c.state == ProvisionState.GONE,
-        provisions.c.gone_at < moment,
-    )
-    return tuple(connection.execute(query.order_by(provisions.c.agent_id)).scalars())
-
-
-def config_acked(connection: Connection, agent_id: AgentId) -> None:
-    """The agent holds its key: what carried the claim is not needed any more."""
-    connection.execute(
-        update(provisions)
-        .where(provisions.c.agent_id == agent_id)
-        .values(config_acked_at=func.coalesce(provisions.c.config_acked_at, db_now()), claim_sealed=None)
-    )
-
-
-def sealed_claim(connection: Connection, agent_id: AgentId) -> bytes | None:
-    return connection.execute(select(provisions.c.claim_sealed).where(provisions.c.agent_id == agent_id)).scalar()
-
-
-def purge_gone(connection: Connection, older_than: int) -> int:
-    """Delete rows of instances gone for longer than this (microseconds), their agents and claims with them."""
-    old = select(provisions.c.agent_id).where(
-        provisions.c.state == ProvisionState.GONE, provisions.c.gone_at < db_now() - older_than
-    )
-    ids = tuple(connection.execute(old.limit(500)).scalars())
-    if ids:
-        connection.execute(delete(provisions).where(provisions.c.agent_id.in_(ids)))
-        connection.execute(delete(agents).where(agents.c.id.in_(ids)))
-    return len(ids)
-
-
-# --- pool health -------------------------------------------------------------------------------------------
-
-
-def health(connection: Connection) -> tuple[PoolHealth, ...]:
-    return many(PoolHealth, connection.execute(_HEALTH))
-
-
-def pool_failed(connection: Connection, pool: str, error: str, pause: int) -> None:
-    """One more failure in a row; creations wait ``pause`` microseconds."""
-    values = {"backoff_began_at": db_now(), "backoff_until": db_now() + pause, "last_error": error}
-    done = connection.execute(
-        update(pool_health).where(pool_health.c.pool == pool).values(failures=pool_health.c.failures + 1, **values)
-    )
-    if done.rowcount == 0:
-        connection.execute(insert(pool_health).values(pool=pool, failures=1, **values))
-
-
-def pool_error(connection: Connection, pool: str, error: str) -> None:
-    """The latest error, without one more failure."""
-    connection.execute(update(pool_health).where(pool_health.c.pool == pool).values(last_error=error))
-
-
-def pool_succeeded(connection: Connection, pool: str) -> None:
-    connection.execute(delete(pool_health).where(pool_health.c.pool == pool))
-
-
-def provisions_of_run(connection: Connection, run_id: RunId) -> dict[JobId, Provision]:
-    """The latest provision made for each job of a run."""
-    query = select(*_PROVISION).where(provisions.c.run_id == run_id).order_by(provisions.c.requested_at)
-    rows = many(Provision, connection.execute(query))
-    return {row.job_id: row for row in rows if row.job_id is not None}
