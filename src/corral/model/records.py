@@ -168,7 +168,8 @@ class Provision(Struct, frozen=True, kw_only=True):
     """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself.
 
     ``target`` and ``target_key``: its provisioner, frozen when it was asked for; None and empty for other backends.
-    ``sequence``: of its latest event. ``cause``: ``job``, ``warm`` or ``manual``."""
+    ``sequence``: of its latest event. ``cause``: ``job``, ``warm`` or ``manual``. ``provisioning``: made for a run that
+    makes and ends instances itself."""
 
     agent_id: AgentId
     pool: str
@@ -182,6 +183,7 @@ class Provision(Struct, frozen=True, kw_only=True):
     sequence: int
     cost_per_hour: float
     machine: str
+    provisioning: bool
     cause: str
     job_id: JobId | None
     run_id: RunId | None
