@@ -25,6 +25,8 @@ class QueuedJob:
     id: JobId
     wanted: Wanted
     avoid: AgentId | None = None
+    provisioning: bool = False
+    """Of a run that makes or ends instances itself: it never runs on one of an event pool, which it may have to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class IdleAgent:
     bound: JobId | None = None
     idle_since: int = 0
     pool: str = ""
+    event: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ def _take(job: QueuedJob, classes: _Classes, left: Mapping[str, int]) -> IdleAge
     last: tuple[list[IdleAgent], int] | None = None
     for agents in candidates:
         for index, agent in enumerate(agents):
-            if not _has_room(agent, left):
+            if not _has_room(agent, left) or (job.provisioning and agent.event):
                 continue
             if agent.id != job.avoid:
                 return agents.pop(index)
