@@ -135,6 +135,8 @@ lease = Table(
     Column("holder", Text, nullable=False),
     Column("term_started_at", BigInteger, nullable=False),
     Column("renewed_at", BigInteger, nullable=False),
+    # A change of holder touches a key and so waits for transactions fenced FOR KEY SHARE; a renewal passes them.
+    Index("lease_term", "name", "generation", "counter", unique=True),
 )
 
 tokens = Table(
