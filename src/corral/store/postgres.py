@@ -47,7 +47,7 @@ class PostgresDatabase:
 
     def __init__(self, url: str, limits: PostgresLimits) -> None:
         self.limits = limits
-        self.engine = _engine(url, limits)
+        self.engine = open_engine(url, limits)
         self._threads = ThreadPoolExecutor(limits.connections, thread_name_prefix="postgres")
         self._closed = False
 
@@ -124,7 +124,9 @@ class PostgresDatabase:
                 return fn(connection)
 
 
-def _engine(url: str, limits: PostgresLimits) -> Engine:
+def open_engine(url: str, limits: PostgresLimits | None = None) -> Engine:
+    """:raises StoreMisconfigured: the URL is none of PostgreSQL's; nothing is connected yet."""
+    limits = limits or PostgresLimits()
     try:
         parsed = make_url(url)
     except ArgumentError as error:

@@ -121,6 +121,20 @@ def upgrade_postgres(engine: Engine) -> tuple[int, int]:
         return found, SCHEMA_VERSION
 
 
+def describe_postgres(engine: Engine) -> dict[str, str]:
+    """Where it is, by name and as an operator wants to read it; durability included."""
+    query = """
+        SELECT current_database() AS place, current_setting('server_version') AS server,
+               pg_database_size(current_database())::text AS bytes, current_setting('fsync') AS fsync,
+               current_setting('synchronous_commit') AS synchronous_commit,
+               CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE 'primary' END AS role
+    """
+    with engine.connect() as connection:
+        found = dict(connection.execute(text(query)).mappings().one())
+        version = _postgres_version(connection)
+    return {**found, "schema_version": str(version), "known_version": str(SCHEMA_VERSION)}
+
+
 _POSTGRES_NOW = """
 CREATE OR REPLACE FUNCTION corral_now() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$
