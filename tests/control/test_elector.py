@@ -165,6 +165,21 @@ def test_a_renewal_that_hangs_does_not_lengthen_the_term() -> None:
     in_world(2, story)
 
 
+def test_a_renewal_is_trusted_from_its_asking_not_from_its_answer() -> None:
+    async def story(world: World) -> None:
+        first = leader(world)
+        first.way.delay = 4.0
+        before = first.elector._until
+        await world.until(lambda: first.elector._until > before, TTL)
+        first.way.cut = True
+        await world.until(lambda: not first.leading, 2 * TTL)
+        found, now = await world.database.read(lambda c: lease_rows.read(c, LEASE))
+        assert found is not None and found.holder == first.name
+        assert now < found.renewed_at + TTL * 1_000_000, "it stopped while the lease was still its own"
+
+    in_world(1, story)
+
+
 def test_a_paused_leader_wakes_deposed() -> None:
     """Its machine stood still for an hour and its monotonic clock did not count it."""
 
