@@ -22,12 +22,14 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DeliveryView,
     DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
     Rerun,
     RotateToken,
     RunView,
@@ -73,6 +75,7 @@ class FakeApi:
         self.graces: list[float] = []
         self.drains: list[float | None] = []
         self.held: dict[str, str] = {}
+        self.said: dict[str, str] = {}
         self.echo_agents = True
         self.linked = asyncio.Event()
         self._tokens = {
@@ -376,6 +379,52 @@ class FakeApi:
 
     async def pools(self) -> tuple[PoolView, ...]:
         return (PoolView(name="local", backend="process", labels=("linux",), max_agents=3),)
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        found = (self._provision("agent_x"), self._provision("agent_y"))
+        return tuple(each for each in found if state in ("", each.state) and pool in ("", each.pool))
+
+    def _provision(self, agent_id: str) -> ProvisionView:
+        state = self.said.get(agent_id, "abandoned" if agent_id == "agent_y" else "active")
+        return ProvisionView(
+            id=agent_id,
+            pool="cloud",
+            backend="event",
+            state=state,
+            cause="warm",
+            cost_per_hour=0.5,
+            cost=1.25,
+            age=9000.0,
+            requested_at="2026-01-01T00:00:00Z",
+            story=("2026-01-01T00:00:00Z instance was asked for",),
+            deliveries=(
+                DeliveryView(
+                    id=f"{agent_id}.1",
+                    kind="corral.scaler.scale-up.v1",
+                    sequence=1,
+                    state="delivered",
+                    attempts=2,
+                    created_at="2026-01-01T00:00:00Z",
+                ),
+            ),
+        )
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        if agent_id not in ("agent_x", "agent_y"):
+            raise NotFound(f"no provision {agent_id}")
+        return self._provision(agent_id)
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        return await self._say(agent_id, "releasing")
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        return await self._say(agent_id, "gone")
+
+    async def _say(self, agent_id: AgentId, state: str) -> ProvisionView:
+        if (await self.provision(agent_id)).state != "abandoned":
+            raise Refused(f"provision {agent_id} is not abandoned")
+        self.said[agent_id] = state
+        return self._provision(agent_id)
 
     async def serve_agent(self, link: Link) -> None:
         """Keeps every frame, and sends it back while ``echo_agents`` is set; a frame ``close`` ends it."""

@@ -41,6 +41,7 @@ COMMANDS: dict[str, Entry] = {
     "cancel": _entry("cancel"),
     "rerun": _entry("rerun"),
     "agents": _entry("agents", "app"),
+    "provisions": _entry("provisions", "app"),
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
     "token": _entry("token", "app"),

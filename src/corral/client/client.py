@@ -34,6 +34,7 @@ from corral.model.views import (
     Page,
     PoolView,
     Problem,
+    ProvisionView,
     Rerun,
     RotateToken,
     RunView,
@@ -120,6 +121,20 @@ class Client:
 
     async def rotate_token(self, token_id: TokenId, how: RotateToken | None = None) -> CreatedToken:
         return await self._send("POST", f"tokens/{_part(token_id)}/rotate", CreatedToken, how or RotateToken())
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        asked = {"state": state, "pool": pool}
+        wanted = {name: value for name, value in asked.items() if value}
+        return await self._get("provisions", tuple[ProvisionView, ...], wanted)
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._get(f"provisions/{_part(agent_id)}", ProvisionView)
+
+    async def retry_provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._send("POST", f"provisions/{_part(agent_id)}/retry", ProvisionView)
+
+    async def forget_provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._send("POST", f"provisions/{_part(agent_id)}/forget", ProvisionView)
 
     async def cordon_agent(self, agent_id: AgentId) -> AgentView:
         return await self._send("POST", f"agents/{_part(agent_id)}/cordon", AgentView)

@@ -24,6 +24,7 @@ from corral.model.views import (
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
     Rerun,
     RotateToken,
     RunView,
@@ -174,6 +175,22 @@ class Api(Protocol):
         ...
 
     async def pools(self) -> tuple[PoolView, ...]: ...
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        """The records of instances, newest first; without a state those that are not gone."""
+        ...
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        """With its story and its events. :raises NotFound: no such provision."""
+        ...
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        """Try again to end an abandoned one. :raises Refused: it is not abandoned."""
+        ...
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        """Somebody looked: an abandoned one does not exist. :raises Refused: it is not abandoned."""
+        ...
+
     async def serve_agent(self, link: Link) -> None:
         """Own one agent's connection until it ends."""
         ...

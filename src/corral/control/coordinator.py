@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from corral import __version__
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, holding, logs, queries, runs, settle
+from corral.control import bell, credentials, holding, ledger, logs, queries, runs, settle
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
 from corral.control.dispatcher import Dispatcher
@@ -48,6 +48,7 @@ from corral.model.views import (
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
     Rerun,
     RotateToken,
     RunView,
@@ -510,6 +511,22 @@ class Coordinator:
     async def pools(self) -> tuple[PoolView, ...]:
         isolation = {kind: str(backend.isolation) for kind, backend in self._backends.items()}
         return await self._db.read(lambda c: queries.pool_views(c, self._pools(), self._reasons(), isolation))
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        return await self._db.read(lambda c: ledger.listed(c, state=state, pool=pool))
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._db.read(lambda c: ledger.shown(c, agent_id))
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        await self._db.write(lambda c: ledger.retry(c, agent_id, by))
+        self.bell.ring(bell.SCALE, bell.HOST)
+        return await self.provision(agent_id)
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        await self._db.write(lambda c: ledger.forget(c, agent_id, by))
+        self.bell.ring(bell.SCALE)
+        return await self.provision(agent_id)
 
     async def serve_agent(self, link: Link) -> None:
         if not self._running:

@@ -254,14 +254,14 @@ def _story(connection: Connection, job: Job) -> list[str]:
     sentences = [f"{rfc3339(job.created_at)} created with run {job.run_id}"]
     dated: list[tuple[int, str]] = []
     for provision in provisions_rows.of_job(connection, job.id):
-        dated += _provision_story(provision)
+        dated += provision_story(provision)
     for attempt in jobs.attempts_of(connection, job.id):
         dated += _attempt_story(attempt)
     sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated, key=lambda entry: entry[0])]
     return sentences
 
 
-def _provision_story(row: Provision) -> list[tuple[int, str]]:
+def provision_story(row: Provision) -> list[tuple[int, str]]:
     story = [(row.requested_at, f"instance {row.agent_id} was asked for in pool {row.pool} ({row.backend})")]
     if row.adopted_at is not None:
         story.append((row.adopted_at, f"its agent {row.agent_id} registered"))

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from corral.model.events import Target
+from corral.model.events import EventKind, Target
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
 from corral.model.spec import JobSpec, NeedSpec, Scalar
-from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
+from corral.model.states import AgentState, AttemptState, DeliveryState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -235,3 +235,34 @@ class PoolHealth(Struct, frozen=True, kw_only=True):
     backoff_began_at: int | None
     backoff_until: int | None
     last_error: str
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One event in the outbox. ``sent_at`` and ``send_deadline``: of the latest send, recorded before it was made; it
+    may still arrive until the deadline. ``last``: what the latest send came to (a ``Verdict``; empty: not known).
+    ``refusals``: sends that were answered, and refused."""
+
+    id: str
+    position: int
+    agent_id: AgentId | None
+    pool: str
+    target: Target
+    target_key: str
+    kind: EventKind
+    sequence: int
+    state: DeliveryState
+    reason: str
+    evidence: dict[str, str]
+    attempts: int
+    refusals: int
+    created_at: int
+    next_at: int
+    deadline_at: int | None
+    first_sent_at: int | None
+    sent_at: int | None
+    send_deadline: int | None
+    answered_at: int | None
+    ended_at: int | None
+    last: str
+    error: str
+    version: int

@@ -9,11 +9,13 @@ from sqlalchemy import Connection, select, update
 
 from corral.model.events import EventKind
 from corral.model.ids import AgentId
-from corral.model.records import Provision
+from corral.model.records import Delivery, Provision
 from corral.model.states import DELIVERY, DeliveryEvent, DeliveryState
 from corral.store.repo.installation import now
-from corral.store.repo.rows import add_row
+from corral.store.repo.rows import add_row, columns, many
 from corral.store.tables import db_now, deliveries
+
+_DELIVERY = columns(deliveries, Delivery)
 
 
 def scale_up(connection: Connection, provision: Provision, *, deadline: int) -> None:
@@ -42,6 +44,12 @@ def unsent(connection: Connection, agent_id: AgentId) -> bool:
 def drop_unsent(connection: Connection, agent_id: AgentId) -> bool:
     """Take the scale-up back; False: it was sent meanwhile."""
     return unsent(connection, agent_id) and _drop(connection, agent_id) == 1
+
+
+def of_agent(connection: Connection, agent_id: AgentId) -> tuple[Delivery, ...]:
+    """In the order of their sequence."""
+    query = select(*_DELIVERY).where(deliveries.c.agent_id == agent_id).order_by(deliveries.c.sequence)
+    return many(Delivery, connection.execute(query))
 
 
 def _add(

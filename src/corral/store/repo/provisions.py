@@ -31,6 +31,8 @@ _OF_HOST = (
     .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
     .order_by(provisions.c.requested_at, provisions.c.agent_id)
 )
+LISTED = 10_000
+"""Rows in one list: more than any installation has instances, and no more than an answer can hold."""
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -45,6 +47,16 @@ def get(connection: Connection, agent_id: AgentId) -> Provision | None:
 def live(connection: Connection) -> tuple[Provision, ...]:
     """Every provision that is not gone."""
     return many(Provision, connection.execute(_LIVE_PROVISIONS))
+
+
+def listed(connection: Connection, state: ProvisionState | None, pool: str | None) -> tuple[Provision, ...]:
+    """Newest first, at most LISTED of them; without a state those that are not gone."""
+    wanted = provisions.c.state != ProvisionState.GONE if state is None else provisions.c.state == state
+    query = select(*_PROVISION).where(wanted)
+    if pool is not None:
+        query = query.where(provisions.c.pool == pool)
+    query = query.order_by(provisions.c.requested_at.desc(), provisions.c.agent_id.desc()).limit(LISTED)
+    return many(Provision, connection.execute(query))
 
 
 def of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
