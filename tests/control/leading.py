@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+from sqlalchemy import Connection
+
 from corral.control import admission, queries
 from corral.control.admission import Request
 from corral.control.bell import Bell
 from corral.control.scaler import LEASE, Scaler, ScalerSettings, Term
 from corral.decide.scaling import Creation, Refusal
-from corral.model.events import Webhook
+from corral.model.events import EventKind, Webhook
 from corral.model.ids import AgentId, CoordinatorId, JobId
 from corral.model.pools import Caps, Pool
 from corral.model.records import Provision
 from corral.model.secret import Secret
-from corral.model.states import ProvisionState
+from corral.model.states import DeliveryState, ProvisionState
 from corral.runtime.sealing import Sealer
-from corral.store.repo import installation
+from corral.store.repo import deliveries, installation
 from corral.store.repo import provisions as provisions_rows
+from corral.store.tables import deliveries as deliveries_table
 from tests.control.worlds import COORDINATOR, SECOND, World
 
 TARGET = Webhook(url="https://provisioner.example/events", secret="p")
@@ -92,3 +95,16 @@ class Leader:
         sealed = self.world.read(provisions_rows.sealed_claim, AgentId(agent_id))
         assert sealed is not None
         return self.sealer.open(sealed, AgentId(agent_id)).reveal()
+
+
+def mark_sent(world: World, agent_id: str) -> None:
+    def write(connection: Connection) -> None:
+        table = deliveries_table
+        connection.execute(
+            table.update()
+            .where(table.c.agent_id == agent_id, table.c.kind == EventKind.SCALE_UP)
+            .values(first_sent_at=world.clock.now(), state=DeliveryState.SENDING)
+        )
+
+    world.write(write)
+    assert not world.read(deliveries.unsent, AgentId(agent_id))

@@ -17,13 +17,13 @@ from corral.model.pools import Backoff, Caps, Machine
 from corral.model.records import Provision
 from corral.model.spec import Resources
 from corral.model.states import AgentState, DeliveryState, JobState, ProvisionEvent, ProvisionState
-from corral.store.repo import agents, deliveries
+from corral.store.repo import agents
 from corral.store.repo import claims as claims_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.tables import deliveries as deliveries_table
 from corral.store.tables import runs as runs_table
-from tests.control.leading import TARGET, Leader, creation, event_pool, pool
+from tests.control.leading import TARGET, Leader, creation, event_pool, mark_sent, pool
 from tests.control.worlds import COORDINATOR, World
 from tests.store.databases import a_spec
 
@@ -478,19 +478,6 @@ def test_the_scalers_own_cordon_is_taken_back_at_a_cap(world: World) -> None:
 
 def _spent(agent_id: str) -> Release:
     return Release(agent_id=AgentId(agent_id), reason=ReleaseReason.OPERATOR)
-
-
-def mark_sent(world: World, agent_id: str) -> None:
-    def write(connection: Connection) -> None:
-        table = deliveries_table
-        connection.execute(
-            table.update()
-            .where(table.c.agent_id == agent_id, table.c.kind == EventKind.SCALE_UP)
-            .values(first_sent_at=world.clock.now(), state=DeliveryState.SENDING)
-        )
-
-    world.write(write)
-    assert not world.read(deliveries.unsent, AgentId(agent_id))
 
 
 def sent(world: World, agent_id: str) -> Provision:
