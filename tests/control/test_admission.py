@@ -412,15 +412,16 @@ def test_q16_an_exhausted_job_says_why(world: World) -> None:
 
 
 def test_a_bound_agents_job_is_seen_however_many_wait_before_it(world: World) -> None:
-    leader = Leader(world, pool(most=1))
-    first = world.only(world.start())
-    leader.run()
-    (row,) = leader.live()
-    world.hello(row.agent_id, claim=leader.claim_of(row.agent_id))
-    world.clock.pass_time(100)
+    """Else its agent would seem free, and another job would be counted on it."""
+    leader = Leader(world)
+    for _ in range(2):
+        world.start(*(a_spec(f"j{number}") for number in range(scaler.DEMAND_LIMIT // 2)))
+    world.clock.pass_time(1)
+    last = world.only(world.start())
+    world.claim(job_id=last.id, run_id=last.run_id)
     seen = world.read(scaler.look, leader.pools, leader.caps)
-    assert [item.job_id for item in seen.demand] == [first.id]
-    assert seen.supply[0].bound == first.id
+    assert len(seen.demand) == scaler.DEMAND_LIMIT + 1
+    assert seen.demand[-1].job_id == last.id == seen.supply[0].bound
 
 
 def test_b1_a_provisions_labels_are_its_own(world: World) -> None:

@@ -173,3 +173,14 @@ def test_each_job_that_begins_takes_room_of_its_pool() -> None:
 def test_without_room_in_its_pool_a_job_takes_an_agent_of_another() -> None:
     idle = [replace(agent("full"), pool="p"), replace(agent("free", "x y"), pool="q")]
     assert pairs(plan([job("j0"), job("j1")], idle, NOW, {"p": 0})) == [("j0", "free")]
+
+
+def test_a_job_of_a_provisioning_run_takes_no_agent_of_an_event_pool() -> None:
+    """It may be the one that has to end it."""
+    offered = Offered(labels=frozenset({"a"}))
+    made = IdleAgent(id=AGENTS[0], offered=offered, idle_since=NOW - 9, pool="e", event=True)
+    own = IdleAgent(id=AGENTS[1], offered=offered, idle_since=NOW - 1, pool="p")
+    job = QueuedJob(id=JOBS[0], wanted=Wanted(labels=frozenset({"a"})), provisioning=True)
+    assert plan([job], [made], NOW) == ()
+    assert plan([job], [made, own], NOW) == (Placement(job_id=job.id, agent_id=own.id),)
+    assert plan([replace(job, provisioning=False)], [made, own], NOW)[0].agent_id == made.id
