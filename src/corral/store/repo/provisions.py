@@ -21,6 +21,7 @@ from corral.store.tables import agents, db_now, provisions
 
 _PROVISION = columns(provisions, Provision)
 # Asked in every pass of a loop: building these costs several times what running them does.
+_GET = select(*_PROVISION).where(provisions.c.agent_id == bindparam("agent_id"))
 _LIVE_PROVISIONS = (
     select(*_PROVISION)
     .where(provisions.c.state != ProvisionState.GONE)
@@ -41,7 +42,7 @@ def add(connection: Connection, **values: Any) -> None:
 
 
 def get(connection: Connection, agent_id: AgentId) -> Provision | None:
-    return one(Provision, connection.execute(select(*_PROVISION).where(provisions.c.agent_id == agent_id)).first())
+    return one(Provision, connection.execute(_GET, {"agent_id": agent_id}).first())
 
 
 def live(connection: Connection) -> tuple[Provision, ...]:
