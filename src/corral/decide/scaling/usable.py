@@ -50,13 +50,16 @@ class Usable:
                 usable._by_label[label].append(key)
         return usable
 
-    def take(self, demand: Demand) -> Supply | None:
+    def __bool__(self) -> bool:
+        return bool(self.bound or self.free)
+
+    def take(self, demand: Demand, wanted: Wanted) -> Supply | None:
         """Its own instance first, then one of the smallest class that fits: an order that does not depend on what
         else is there, so that releasing what is left over changes no choice."""
         own = self.bound.pop(demand.job_id, None)
         if own is not None:
             return own
-        key = (demand.wanted, demand.provisioning)
+        key = (wanted, demand.provisioning)
         way = self._ways.get(key)
         if way is None:
             way = self._ways[key] = self._way(demand)
