@@ -41,6 +41,10 @@ class Prepared:
     original: str
     sealed: dict[str, bytes]
     rows: tuple[dict[str, Any], ...]
+    dedupe: str | None = None
+    """The key under which it is begun at most once."""
+    provisioning: bool = False
+    """It works for a provisioner: see ``corral.control.provisioning``."""
 
 
 def check(new: NewRun) -> WorkflowSpec:
@@ -206,11 +210,13 @@ def add(connection: Connection, prepared: Prepared, wake: Wake) -> None:
         event=prepared.event,
         job_filter=prepared.job_filter,
         original=prepared.original,
+        dedupe=prepared.dedupe,
+        provisioning=prepared.provisioning,
         deadline_at=now(connection) + int(timeout * SECOND) if timeout is not None else None,
         jobs_total=len(prepared.rows),
         jobs_finished=sum(1 for row in prepared.rows if row["state"] in JOB.terminal),
     )
-    jobs.add_all(connection, list(prepared.rows))
+    jobs.add_all(connection, [{**row, "provisioning": prepared.provisioning} for row in prepared.rows])
     secrets.add_all(connection, prepared.id, prepared.sealed)
     wake.queue = True
     if any(row["state"] is JobState.WAITING for row in prepared.rows):

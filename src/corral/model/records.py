@@ -14,7 +14,8 @@ from corral.model.states import AgentState, AttemptState, JobState, ProvisionSta
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything.
+    ``provisioning``: it works for a provisioner."""
 
     id: RunId
     project: str
@@ -31,6 +32,7 @@ class Run(Struct, frozen=True, kw_only=True):
     event: dict[str, str]
     job_filter: tuple[str, ...]
     original: str
+    provisioning: bool
     cancel_requested_at: int | None
     cancel_force: bool
     cancel_reason: str
