@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.spec import JobSpec, NeedSpec, Scalar
+from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
 
 
@@ -225,3 +225,17 @@ class PoolHealth(Struct, frozen=True, kw_only=True):
     backoff_began_at: int | None
     backoff_until: int | None
     last_error: str
+
+
+class RegisteredWorkflow(Struct, frozen=True, kw_only=True):
+    """``version``: how often it was registered."""
+
+    name: str
+    project: str
+    spec: WorkflowSpec
+    lock_hash: str
+    source_hash: str | None
+    source_size: int | None
+    registered_at: int
+    registered_by: str
+    version: int
