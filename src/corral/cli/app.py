@@ -48,6 +48,7 @@ COMMANDS: dict[str, Entry] = {
     "login": _entry("login"),
     "paths": _entry("paths"),
     "clean": _entry("clean"),
+    "db": _entry("db", "app"),
     "firecracker": _entry("firecracker", "app"),
     "sim": _entry("sim", "app"),
 }

@@ -18,6 +18,7 @@ ALTER TABLE runs ADD COLUMN dedupe TEXT;
 ALTER TABLE runs ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
 CREATE UNIQUE INDEX runs_by_dedupe ON runs (dedupe);
+CREATE UNIQUE INDEX lease_term ON lease (name, generation, counter);
 ALTER TABLE provisions ADD COLUMN mandatory TEXT NOT NULL DEFAULT '';
 ALTER TABLE provisions ADD COLUMN target TEXT;
 ALTER TABLE provisions ADD COLUMN target_key TEXT NOT NULL DEFAULT '';
