@@ -12,12 +12,14 @@ import pytest
 from sqlalchemy import select
 
 from corral.control.provisioning import WorkflowDeliverer
+from corral.control.scaler import LEASE
 from corral.model.errors import Refused
 from corral.model.events import Answer, EventKind, Listing, Verdict, Webhook, WorkflowTarget
-from corral.model.ids import RunId
+from corral.model.ids import CoordinatorId, RunId
 from corral.model.spec import JobSpec, Reason, Result, WorkflowSpec
 from corral.model.triggers import CLAIM_SECRET, KNOWN_EVENTS
 from corral.model.views import RegisterWorkflows, Rerun, RunView
+from corral.store.repo import installation as lease_rows
 from corral.store.repo import secrets
 from corral.store.tables import runs as runs_table
 from corral.wire.messages import Accept, FinishedAck, JobFinished, JobStarted, Start, StepFinished
@@ -283,6 +285,42 @@ async def _count(rig: Rig, count: int) -> bool:
     return len(await own_runs(rig)) == count
 
 
+def test_no_run_begins_beside_another_for_the_same_instance() -> None:
+    """A slow create must not land behind a finished destroy."""
+
+    async def scenario(rig: Rig) -> None:
+        agent = await hands(rig)
+        await register(rig)
+        up = sending(rig)
+        await rig.until(lambda: _has_runs(rig))
+        down = event(EventKind.SCALE_DOWN, "evt_2")
+        early = await sending(rig, down, event_id="evt_2")
+        assert early.verdict is Verdict.LATER
+        assert "for the same instance goes on" in early.detail
+        other = sending(rig, event(event_id="evt_3", agent="agent_3"), event_id="evt_3")
+        await agent.work()
+        await agent.work()
+        assert (await up).verdict is (await other).verdict is Verdict.DONE
+        late = sending(rig, down, event_id="evt_2")
+        seen = await agent.work()
+        assert (seen["reason"], seen["evidence_idle_for"]) == ("idle", "301")
+        assert (await late).verdict is Verdict.DONE
+        assert agent.given[-1] == {CLAIM_SECRET: ""}, "a scale-down brings no claim code"
+
+    virtual(scenario)
+
+
+def test_who_leads_no_more_begins_nothing() -> None:
+    async def scenario(rig: Rig) -> None:
+        await register_with_agent_away(rig)
+        rig.look(lambda c: lease_rows.take_lease(c, LEASE, CoordinatorId("another")))
+        answer = await sending(rig)
+        assert answer.verdict is Verdict.LATER
+        assert await own_runs(rig) == ()
+
+    virtual(scenario)
+
+
 def test_a_workflow_that_is_not_registered_refuses_in_a_sentence() -> None:
     async def scenario(rig: Rig) -> None:
         answer = await sending(rig)
@@ -313,6 +351,7 @@ def test_an_inventory_is_the_listings_of_all_jobs_or_unsupported() -> None:
         assert without.verdict is Verdict.DONE
         assert msgspec.json.decode(without.body, type=Listing) == Listing(unsupported=True)
         await register(rig, workflow(job("a")))
+        outputs: dict[str, Any]
         for event_id, outputs in (("evt_3", {}), ("evt_4", {"instances": "[1"})):
             wrong = sending(rig, ask, event_id=event_id)
             await agent.work(**outputs)

@@ -205,7 +205,12 @@ class Coordinator:
             bell=self.bell,
             sessions=self.sessions,
             seal=self._seal,
+            fence=self._fence,
         )
+
+    def _fence(self, connection: Connection) -> None:
+        """:raises Conflict: our term as leader is over."""
+        installation.fence(connection, LEASE, self.identity.coordinator_id, self.identity.epoch)
 
     def _session_services(self) -> Services:
         settings = self.settings

@@ -3,7 +3,9 @@
 
 The run's ``dedupe`` is the event's id, unique in the database, so that two deliveries of one event, also by two
 processes or on both sides of a restart, are one run. A run that ended and did not do what was asked gives the key up
-to the next one. The claim code travels as a secret of the run: sealed, masked in logs, wiped when the run ends.
+to the next one. Only the leader begins one, and none beside another run for the same instance, so that a slow create
+never lands behind a finished destroy. The claim code travels as a secret of the run: sealed, masked in logs, wiped
+when the run ends.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
 from corral.decide import provisioning
 from corral.decide.provisioning import JobEnd, RunEnd
-from corral.model.errors import CorralError, Invalid, TemporaryError
+from corral.model.errors import Conflict, CorralError, Invalid, TemporaryError
 from corral.model.events import Answer, EventKind, Listing, Target, Verdict, WorkflowTarget
 from corral.model.ids import RunId
 from corral.model.records import RegisteredWorkflow, Run
@@ -42,6 +44,8 @@ LOOK = 1.0
 """Seconds between two looks at a run of which no news came."""
 
 Seal = Callable[[str, str, RunId], bytes]
+Fence = Callable[[Connection], None]
+"""Raises Conflict where this coordinator does not lead."""
 
 
 class WorkflowDeliverer:
@@ -52,7 +56,15 @@ class WorkflowDeliverer:
     """
 
     def __init__(
-        self, *, clock: Clock, chance: Chance, database: Database, bell: Bell, sessions: Sessions, seal: Seal
+        self,
+        *,
+        clock: Clock,
+        chance: Chance,
+        database: Database,
+        bell: Bell,
+        sessions: Sessions,
+        seal: Seal,
+        fence: Fence,
     ) -> None:
         self._clock = clock
         self._chance = chance
@@ -60,6 +72,7 @@ class WorkflowDeliverer:
         self._bell = bell
         self._sessions = sessions
         self._seal = seal
+        self._fence = fence
 
     async def deliver(self, target: Target, event: bytes, *, event_id: str, timeout: float) -> Answer:
         if not isinstance(target, WorkflowTarget):
@@ -103,7 +116,7 @@ class WorkflowDeliverer:
             return _not_declared(registered, trigger)
         prepared = self._prepared(registered, target, trigger, event_id)
         wake = Wake()
-        run_id, made = await self._database.write(lambda c: _insert(c, prepared, wake))
+        run_id, made = await self._database.write(lambda c: _insert(c, self._fence, prepared, wake))
         if made:
             ring(self._bell, wake)
             log.info("run %s of workflow %s: %s for %s", run_id, target.workflow, trigger.type, trigger.subject)
@@ -163,12 +176,20 @@ def source_of(registered: RegisteredWorkflow) -> SourceRef | None:
     return SourceRef(hash=registered.source_hash, size=registered.source_size or 0)
 
 
-def _insert(connection: Connection, prepared: runs.Prepared, wake: Wake) -> tuple[RunId, bool]:
-    """The run of the event, and whether it was made here: somebody else may have been first."""
+def _insert(connection: Connection, fence: Fence, prepared: runs.Prepared, wake: Wake) -> tuple[RunId, bool]:
+    """The run of the event, and whether it was made here: somebody else may have been first.
+
+    :raises Conflict: this coordinator does not lead, or another event's run for the same instance goes on.
+    """
     assert prepared.dedupe is not None
+    fence(connection)
     found = run_rows.by_dedupe(connection, prepared.dedupe)
     if found is not None and not provisioning.begins_anew(found.state):
         return found.id, False
+    agent_id = prepared.event.get("agent_id")
+    for other in run_rows.live_provisioning(connection) if agent_id else ():
+        if other.event.get("agent_id") == agent_id:
+            raise Conflict(f"run {other.id} for the same instance goes on")
     if found is not None:
         run_rows.give_up_dedupe(connection, found.id)
     runs.add(connection, prepared, wake)

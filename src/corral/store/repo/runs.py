@@ -36,6 +36,12 @@ def by_dedupe(connection: Connection, key: str) -> Run | None:
     return one(Run, connection.execute(_BY_DEDUPE, {"dedupe": key}).first())
 
 
+def live_provisioning(connection: Connection) -> tuple[Run, ...]:
+    """Those that work for provisioners and have not ended."""
+    query = select(*_COLUMNS).where(runs.c.state.in_(LIVE), runs.c.provisioning.is_(True))
+    return many(Run, connection.execute(query.order_by(runs.c.created_at)))
+
+
 def give_up_dedupe(connection: Connection, run_id: RunId) -> None:
     """Its key is free for another run."""
     connection.execute(update(runs).where(runs.c.id == run_id).values(dedupe=None))
