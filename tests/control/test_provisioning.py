@@ -351,11 +351,12 @@ def test_an_inventory_is_the_listings_of_all_jobs_or_unsupported() -> None:
         assert without.verdict is Verdict.DONE
         assert msgspec.json.decode(without.body, type=Listing) == Listing(unsupported=True)
         await register(rig, workflow(job("a")))
-        outputs: dict[str, Any]
-        for event_id, outputs in (("evt_3", {}), ("evt_4", {"instances": "[1"})):
-            wrong = sending(rig, ask, event_id=event_id)
-            await agent.work(**outputs)
-            assert (await wrong).verdict is Verdict.REFUSED
+        silent = sending(rig, ask, event_id="evt_3")
+        await agent.work()
+        assert (await silent).verdict is Verdict.REFUSED
+        wrong = sending(rig, ask, event_id="evt_4")
+        await agent.work(instances="[1")
+        assert (await wrong).verdict is Verdict.REFUSED
 
     virtual(scenario)
 
