@@ -188,6 +188,7 @@ class Coordinator:
             host_id=identity.coordinator_id,
             cluster_id=identity.cluster_id,
             urls=settings.urls,
+            pace=lambda: settings.caps.backoff,
         )
         self.sweeper = Sweeper(
             clock,

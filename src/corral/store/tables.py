@@ -322,6 +322,7 @@ provisions = Table(
     Column("sequence", Integer, nullable=False, default=0, server_default="0"),
     Column("cost_per_hour", Float, nullable=False, default=0.0, server_default="0"),
     Column("machine", Text, nullable=False, default="", server_default=""),
+    Column("provisioning", Boolean, nullable=False, default=False, server_default=false()),
     Column("cause", Text, nullable=False),
     Column("job_id", Text),
     Column("run_id", Text),

@@ -37,6 +37,8 @@ _ATTEMPT_GET = select(*_ATTEMPT).where(
 )
 
 
+_COUNT_CREATE = update(jobs).where(jobs.c.id == bindparam("job")).values(creates=jobs.c.creates + 1)
+_CREATES = select(jobs.c.creates).where(jobs.c.id == bindparam("id"), jobs.c.state == JobState.QUEUED)
 _IN_STATE = select(*_JOB).where(jobs.c.state == bindparam("state")).order_by(jobs.c.id)
 _UNENDED = select(jobs.c.id).where(jobs.c.id.in_(bindparam("ids", expanding=True)), jobs.c.state.in_(LIVE))
 _OVERDUE = select(*_JOB).where(
@@ -105,7 +107,12 @@ def change(connection: Connection, job: Job, **values: Any) -> bool:
 
 
 def count_create(connection: Connection, job_id: JobId) -> None:
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(creates=jobs.c.creates + 1))
+    connection.execute(_COUNT_CREATE, {"job": job_id})
+
+
+def creates_of_queued(connection: Connection, job_id: JobId) -> int | None:
+    """Instances that were made for it since it was last tried; None: it does not wait for an agent."""
+    return connection.execute(_CREATES, {"id": job_id}).scalar()
 
 
 def overdue(connection: Connection, *, queue_timeout: int) -> tuple[Job, ...]:
