@@ -33,7 +33,7 @@ from corral.model.events import (
     Verdict,
     WorkflowTarget,
 )
-from corral.model.ids import AgentId, ClusterId, RunId
+from corral.model.ids import AgentId, ClusterId, JobId, RunId
 from corral.model.pools import Caps, Pool
 from corral.model.records import Provision
 from corral.model.states import ProvisionState
@@ -144,10 +144,11 @@ def cloud(place: Path) -> Iterator[str]:
 
 
 def tree(place: Path, url: str) -> Path:
-    """The example as a user has it, with another port."""
+    """The example as a user has it, with another port, and careless with its secret."""
     shutil.copytree(EXAMPLE, place, ignore=shutil.ignore_patterns("__pycache__"))
     file = place / ".corral" / "workflows" / "machines.py"
-    file.write_text(file.read_text().replace("http://127.0.0.1:8093", url))
+    careless = 'print("claim", os.environ["CORRAL_CLAIM_CODE"])\n    made = call('
+    file.write_text(file.read_text().replace("http://127.0.0.1:8093", url).replace("made = call(", careless))
     git(place, "init", "-q", "-b", "main")
     git(place, "add", "-A")
     git(place, "commit", "-q", "-m", "Machines")
@@ -246,6 +247,10 @@ def test_an_instance_is_made_for_a_job_listed_and_destroyed(tmp_path: Path) -> N
             titles = [run.title.split()[0] for run in reversed(runs)]
             assert titles == ["scale-up", "inventory", "scale-down", "scale-up"]
             assert [run.workflow for run in (await running.client.runs()).items] == ["ci"]
+            first = await running.client.run(RunId(runs[-1].id))
+            create = next(each for each in first.jobs if each.name == "create")
+            log = b"".join([data async for data in running.client.read_log(JobId(create.id), step=0)])
+            assert b"claim ***" in log and claim.encode() not in log
             no_trace_of(claim, tmp_path)
 
     with cloud(tmp_path / "cloud") as url:
