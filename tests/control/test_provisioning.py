@@ -210,6 +210,35 @@ def test_a_restart_in_between_makes_no_second_run() -> None:
     virtual(scenario)
 
 
+def test_an_event_that_comes_before_the_loops_have_begun_waits_for_them() -> None:
+    """Reference 11.1.3: at a start there is no failure that only says that the server was not ready yet."""
+
+    async def scenario(rig: Rig) -> None:
+        await register_with_agent_away(rig)
+        await rig.coordinator.stop(grace=1.0)
+        sent = sending(rig)
+        await rig.until(lambda: _has_runs(rig))
+        await rig.start()
+        agent = await hands(rig)
+        await agent.work()
+        assert (await sent).verdict is Verdict.DONE
+
+    virtual(scenario)
+
+
+def test_a_run_in_which_no_job_was_for_the_event_has_destroyed_nothing() -> None:
+    """An instance must not count as gone because every job was skipped."""
+
+    async def scenario(rig: Rig) -> None:
+        await hands(rig)
+        await register(rig, workflow(job("create", condition=f'event.type == "{EventKind.SCALE_UP}"')))
+        answer = await sending(rig, event(EventKind.SCALE_DOWN))
+        assert answer.verdict is Verdict.REFUSED
+        assert "did nothing" in answer.detail
+
+    virtual(scenario)
+
+
 def test_a_run_that_failed_gives_its_key_to_the_next_try() -> None:
     async def scenario(rig: Rig) -> None:
         agent = await hands(rig)

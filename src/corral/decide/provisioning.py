@@ -154,6 +154,8 @@ def answer(run: RunEnd, kind: str, secret: str = "") -> Answer:
 
 def _verdict(run: RunEnd) -> tuple[Verdict, str]:
     if run.state is RunState.SUCCEEDED:
+        if all(job.state is not JobState.SUCCEEDED for job in run.jobs):
+            return Verdict.REFUSED, f"run {run.id} did nothing: no job of it is for this event, or none succeeded"
         return Verdict.DONE, f"run {run.id} succeeded"
     if run.reason == Reason.RUN_TIMEOUT:
         return Verdict.UNANSWERED, f"run {run.id} had not ended in its time: {run.detail or run.reason}"
