@@ -148,13 +148,13 @@ def test_what_a_pool_or_an_instance_needs_is_not_removed() -> None:
         with pytest.raises(Refused, match="provisioner of pool cloud"):
             await rig.coordinator.remove_workflow("machines")
         rig.pools = ()
-        key = target_key(WorkflowTarget(workflow="machines"))
+        target = WorkflowTarget(workflow="machines")
+        key = target_key(target)
         rig.look(
             lambda c: agents.add(c, id=identity, pool="cloud", kind="provisioned", labels=POOL.labels, project="p")
         )
         values = {"pool": "cloud", "backend": "event", "host_id": None, "labels": POOL.labels, "cause": "warm"}
-        values["target"] = POOL.target
-        rig.look(lambda c: provisions_rows.add(c, agent_id=identity, target_key=key, **values))
+        rig.look(lambda c: provisions_rows.add(c, agent_id=identity, target=target, target_key=key, **values))
         with pytest.raises(Refused, match="agent_1, and only it can destroy them"):
             await rig.coordinator.remove_workflow("machines")
         for event in (ProvisionEvent.RELEASE, ProvisionEvent.GONE):
