@@ -22,6 +22,7 @@ from corral.store.repo import claims as claims_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.tables import deliveries as deliveries_table
+from corral.store.tables import jobs as jobs_table
 from corral.store.tables import runs as runs_table
 from tests.control.leading import TARGET, Leader, creation, event_pool, mark_sent, pool
 from tests.control.worlds import COORDINATOR, World
@@ -38,6 +39,7 @@ def events(connection: Connection) -> list[tuple[str, int, EventKind, DeliverySt
 
 def provisioning(connection: Connection, run_id: str) -> None:
     connection.execute(runs_table.update().where(runs_table.c.id == run_id).values(provisioning=True))
+    connection.execute(jobs_table.update().where(jobs_table.c.run_id == run_id).values(provisioning=True))
 
 
 def reason(refused: Refusal | None) -> NotDone | None:

@@ -175,12 +175,11 @@ def test_without_room_in_its_pool_a_job_takes_an_agent_of_another() -> None:
     assert pairs(plan([job("j0"), job("j1")], idle, NOW, {"p": 0})) == [("j0", "free")]
 
 
-def test_a_job_of_a_provisioning_run_takes_no_agent_of_an_event_pool() -> None:
-    """It may be the one that has to end it."""
-    offered = Offered(labels=frozenset({"a"}))
-    made = IdleAgent(id=AGENTS[0], offered=offered, idle_since=NOW - 9, pool="e", event=True)
-    own = IdleAgent(id=AGENTS[1], offered=offered, idle_since=NOW - 1, pool="p")
-    job = QueuedJob(id=JOBS[0], wanted=Wanted(labels=frozenset({"a"})), provisioning=True)
-    assert plan([job], [made], NOW) == ()
-    assert plan([job], [made, own], NOW) == (Placement(job_id=job.id, agent_id=own.id),)
-    assert plan([replace(job, provisioning=False)], [made, own], NOW)[0].agent_id == made.id
+def test_a_provisioners_job_goes_to_no_agent_that_an_event_brought_up_and_past_a_pools_limit() -> None:
+    offered = Offered(labels=frozenset({"x"}))
+    job = QueuedJob(id=JobId("release"), wanted=Wanted(labels=frozenset({"x"})), provisioning=True)
+    cloud = IdleAgent(id=AgentId("cloud"), offered=offered, pool="cloud", by_event=True)
+    bound = IdleAgent(id=AgentId("own"), offered=offered, pool="cloud", by_event=True, bound=job.id)
+    local = IdleAgent(id=AgentId("local"), offered=offered, pool="local", idle_since=9)
+    assert plan([job], [cloud, bound], 10**9) == ()
+    assert [each.agent_id for each in plan([job], [cloud, local], 10**9, {"local": 0})] == ["local"]

@@ -21,14 +21,14 @@ from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
 from corral.decide.matching import Wanted
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
-from corral.model.pools import Pool
+from corral.model.pools import EVENT, Pool
 from corral.model.spec import STEP_LOG_LIMIT, Reason
 from corral.model.states import AttemptEvent, JobEvent
 from corral.runtime.clock import Clock
 from corral.runtime.sealing import SecretUnavailable
 from corral.runtime.service import Service
 from corral.store.interface import Database
-from corral.store.repo import agents, jobs, runs
+from corral.store.repo import agents, jobs
 from corral.store.repo.installation import now
 from corral.wire.codec import ProtocolError, encode
 from corral.wire.messages import Accept, Decline, DeclineReason, Offer, Start, Withdraw
@@ -64,9 +64,9 @@ class Dispatcher(Service):
         bell_.listen(bell.QUEUE, self.wake)
 
     async def run_once(self) -> None:
-        pools = {pool.name: pool for pool in self._pools()}
-        idle = [] if self.draining else [_idle_agent(session, pools) for session in self._sessions.idle()]
-        limits = {pool.name: pool.max_running for pool in pools.values() if pool.max_running is not None}
+        events = frozenset(pool.name for pool in self._pools() if pool.backend == EVENT)
+        idle = [] if self.draining else [_idle_agent(session, events) for session in self._sessions.idle()]
+        limits = {pool.name: pool.max_running for pool in self._pools() if pool.max_running is not None}
         seen = await self._database.read(lambda c: _look(c, idle, limits))
         if seen.overdue:
             await self._expire()
@@ -208,17 +208,15 @@ class Dispatcher(Service):
         self._bell.ring(bell.QUEUE, bell.SCALE)
 
 
-def _idle_agent(session: Session, pools: Mapping[str, Pool]) -> IdleAgent:
+def _idle_agent(session: Session, events: frozenset[str]) -> IdleAgent:
     assert session.agent_id is not None
-    pool = pools.get(session.pool)
     return IdleAgent(
         id=session.agent_id,
         offered=session.offered,
         bound=session.bound,
         idle_since=session.idle_since,
         pool=session.pool,
-        # Of a pool that is not configured any more nobody knows: it may have been one.
-        event=bool(session.pool) and (pool is None or pool.event),
+        by_event=session.pool in events,
     )
 
 
@@ -245,13 +243,12 @@ def _queue(connection: Connection, idle: Sequence[IdleAgent]) -> list[QueuedJob]
     heads = jobs.queued_heads(connection, len(idle), bound)
     declined = [head.id for head in heads if head.offers]
     avoid = jobs.last_agents(connection, declined) if declined else {}
-    provisioning = runs.provisioning(connection) if heads else frozenset()
     return [
         QueuedJob(
             id=head.id,
             wanted=Wanted(labels=head.labels, excludes=head.excludes),
             avoid=avoid.get(head.id),
-            provisioning=head.run_id in provisioning,
+            provisioning=head.provisioning,
         )
         for head in heads
     ]

@@ -50,6 +50,7 @@ def run_view(run: Run, job_views: Sequence[JobView] = ()) -> RunView:
         reason=run.reason,
         detail=run.detail,
         original=run.original,
+        provisioning=run.provisioning,
         created_at=rfc3339(run.created_at),
         started_at=when(run.started_at),
         finished_at=when(run.finished_at),

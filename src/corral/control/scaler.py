@@ -44,7 +44,7 @@ from corral.runtime.clock import Clock, rfc3339
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
-from corral.store.repo import agents, deliveries, jobs, runs
+from corral.store.repo import agents, deliveries, jobs
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import fence, now
@@ -215,7 +215,6 @@ def look(connection: Connection, pools: tuple[Pool, ...], caps: Caps) -> World:
     heads = jobs.queued_heads(connection, DEMAND_LIMIT, bound)
     rows = {row.id: row for row in agents.live(connection)}
     live = jobs.unended(connection, bound)
-    provisioning = runs.provisioning(connection)
     by_pool = {pool.name: pool for pool in pools}
     moment = now(connection)
     return World(
@@ -227,7 +226,7 @@ def look(connection: Connection, pools: tuple[Pool, ...], caps: Caps) -> World:
                 creates=head.creates,
                 cpu=head.cpu,
                 memory=head.memory,
-                provisioning=head.run_id in provisioning,
+                provisioning=head.provisioning,
             )
             for head in heads
         ),

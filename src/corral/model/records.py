@@ -10,12 +10,13 @@ from msgspec import Struct
 from corral.model.events import EventKind, Target
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.spec import JobSpec, NeedSpec, Scalar
+from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
 from corral.model.states import AgentState, AttemptState, DeliveryState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything.
+    ``provisioning``: it works for a provisioner."""
 
     id: RunId
     project: str
@@ -32,6 +33,7 @@ class Run(Struct, frozen=True, kw_only=True):
     event: dict[str, str]
     job_filter: tuple[str, ...]
     original: str
+    provisioning: bool
     cancel_requested_at: int | None
     cancel_force: bool
     cancel_reason: str
@@ -265,4 +267,18 @@ class Delivery(Struct, frozen=True, kw_only=True):
     ended_at: int | None
     last: str
     error: str
+    version: int
+
+
+class RegisteredWorkflow(Struct, frozen=True, kw_only=True):
+    """``version``: how often it was registered."""
+
+    name: str
+    project: str
+    spec: WorkflowSpec
+    lock_hash: str
+    source_hash: str | None
+    source_size: int | None
+    registered_at: int
+    registered_by: str
     version: int

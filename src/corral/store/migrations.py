@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _EVENTS = """
 ALTER TABLE runs ADD COLUMN dedupe TEXT;
 ALTER TABLE runs ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
 CREATE UNIQUE INDEX runs_by_dedupe ON runs (dedupe);
 CREATE UNIQUE INDEX lease_term ON lease (name, generation, counter);
 ALTER TABLE provisions ADD COLUMN mandatory TEXT NOT NULL DEFAULT '';

@@ -217,6 +217,7 @@ jobs = Table(
     Column("tries", Integer, nullable=False, default=0),
     Column("offers", Integer, nullable=False, default=0),
     Column("creates", Integer, nullable=False, default=0),
+    Column("provisioning", Boolean, nullable=False, default=False, server_default=false()),
     Column("agent_id", Text),
     Column("outputs", Packed[dict[str, str]](dict[str, str]), nullable=False),
     Column("created_at", BigInteger, nullable=False),

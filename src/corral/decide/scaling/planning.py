@@ -158,8 +158,8 @@ class _Pass:
             self.unplaced.append(outcome)
 
     def _begin(self, item: Demand, taken: Supply) -> None:
-        """The job runs there, unless its pool has as many jobs as it may."""
-        left = self.room.running.get(taken.pool)
+        """The job runs there, unless its pool has as many jobs as it may; a provisioning one waits for no limit."""
+        left = None if item.provisioning else self.room.running.get(taken.pool)
         if left is None:
             self.covered.append(item.job_id)
         elif left > 0:

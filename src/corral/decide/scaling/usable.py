@@ -57,7 +57,7 @@ class Usable:
         """Its own instance first, then one of the smallest class that fits: an order that does not depend on what
         else is there, so that releasing what is left over changes no choice."""
         own = self.bound.pop(demand.job_id, None)
-        if own is not None:
+        if own is not None and not (demand.provisioning and own.event):
             return own
         key = (wanted, demand.provisioning)
         way = self._ways.get(key)
