@@ -94,7 +94,6 @@ def test_p4_it_counts_what_is_idle_and_only_that() -> None:
         warm("cordoned", cordon="drain"),
         warm("used", ever_assigned=True),
         a_supply(agent_id=AgentId("coming"), deadline_at=NOW + 1),
-        a_supply(agent_id=AgentId("late"), deadline_at=NOW),
         a_supply(agent_id=AgentId("failed"), failed=True, deadline_at=NOW + 1),
     )
     world = a_world(supply=there, pools=(a_pool(most=19, min_idle=2), a_pool("q", "b")))
