@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from corral.control import admission, scaler
+from corral.control.host import enforced
 from corral.decide.scaling import NotDone, Refusal, Release, ReleaseReason
 from corral.model.errors import Conflict, CorralError
 from corral.model.events import EventKind
@@ -362,7 +363,7 @@ def test_q3_an_edited_pool_with_warm_agents_still_serves(world: World) -> None:
 
 
 def test_backing_off_doubles_only_for_what_was_asked_for_after_it_began(world: World) -> None:
-    leader = Leader(world, pool(most=9), caps=Caps(backoff=Backoff(base=10.0, most=25.0)))
+    leader = Leader(world, pool(most=9), caps=Caps(backoff_base=10.0, backoff_max=25.0))
     pauses = []
     for number in range(3):
         leader.admit(creation(), f"agent_{number}")
@@ -489,3 +490,28 @@ def sent(world: World, agent_id: str) -> Provision:
     deadline = world.clock.now() + 60_000_000
     world.write(provisions_rows.write, world.provision(agent_id), sent_at=world.clock.now(), deadline_at=deadline)
     return world.provision(agent_id)
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual", "limit", "held_to"),
+    [
+        (2.0, 2.0, 4.0, 4.0),
+        (2.0, 2.0, None, 2.0),
+        (3.0, 2.0, 4.0, 3.0),
+        (None, None, 4.0, 4.0),
+        (None, None, None, None),
+    ],
+)
+def test_caps_count_requests_and_the_kernel_holds_to_limits(
+    asked: float | None, usual: float | None, limit: float | None, held_to: float | None
+) -> None:
+    assert enforced(asked, usual, limit) == held_to
+
+
+def test_a_coordinator_that_stops_says_so(world: World) -> None:
+    leader = Leader(world)
+    job = world.only(world.start())
+    leader.scaler.draining = True
+    leader.run()
+    assert leader.live() == []
+    assert leader.why(job.id)[-1] == "it waits: this coordinator is stopping and makes no new instances"

@@ -23,7 +23,7 @@ from corral.decide import scaling
 from corral.decide.scaling.room import close
 from corral.model.events import EventKind
 from corral.model.ids import AgentId, RunId
-from corral.model.pools import Backoff, Caps, Machine, Pool
+from corral.model.pools import Caps, Machine, Pool
 from corral.model.records import Provision
 from corral.model.spec import Resources
 from corral.model.states import AgentState, DeliveryState, ProvisionEvent, ProvisionState
@@ -45,7 +45,7 @@ CAPS = (
     Caps(max_memory=250, concurrent_creates=2),
     Caps(max_cost_per_hour=0.5),
     Caps(creates_per_second=0.2, creates_burst=2, creates_per_job=2),
-    Caps(machines=(Machine(name="m", max_cpu=2.0),), backoff=Backoff(base=1.0, most=5.0)),
+    Caps(machines=(Machine(name="m", max_cpu=2.0),), backoff_base=1.0, backoff_max=5.0),
 )
 SHAPES = st.fixed_dictionaries(
     {

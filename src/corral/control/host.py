@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -35,6 +36,8 @@ from corral.store.repo.installation import now
 from corral.store.repo.rows import NOW
 
 log = logging.getLogger(__name__)
+
+N = TypeVar("N", int, float)
 
 CONCURRENT_CREATES = 8
 CONCURRENT_DESTROYS = 16
@@ -212,8 +215,8 @@ class Host(Service):
             labels=row.labels,
             claim_code=self._sealer.open(sealed, row.agent_id),
             coordinator_urls=self._urls,
-            cpu_limit=row.cpu,
-            memory_limit=row.memory,
+            cpu_limit=enforced(row.cpu, pool.cpu, pool.cpu_limit),
+            memory_limit=enforced(row.memory, pool.memory, pool.memory_limit),
             user=pool.user,
             inherit_env=pool.inherit_env,
         )
@@ -273,6 +276,12 @@ class Host(Service):
         await self._database.write(lambda c: _settle_ending(c, ending, wake, self._pace()))
         ring(self._bell, wake)
         self._bell.ring(bell.SCALE, bell.QUEUE)
+
+
+def enforced(asked: N | None, usual: N | None, limit: N | None) -> N | None:
+    """What the kernel holds the instance to: the pool's limit for one of the pool's own size, what a job asked for
+    where it asked for another; one that is given stands for the other."""
+    return limit if asked == usual and limit is not None else asked
 
 
 def _begin_create(connection: Connection, row: Provision, pool: Pool) -> bytes | None:

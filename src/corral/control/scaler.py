@@ -124,8 +124,13 @@ class Scaler(Service):
         pools, caps = self._settings.pools(), self._settings.caps()
         world = await self._database.read(lambda c: look(c, pools, caps))
         plan = scaling.plan(world.demand, world.supply, pools, caps, world.health, world.now, world.tokens)
-        coming = frozenset(plan.covered) | {each.job_id for each in plan.creations if each.job_id is not None}
-        self.reasons = Reasons(unplaced={item.job_id: item for item in plan.unplaced}, covered=coming, short=plan.short)
+        made = [each.job_id for each in plan.creations if each.job_id is not None]
+        stopped = {job_id: _stopping(job_id) for job_id in made} if self.draining else {}
+        self.reasons = Reasons(
+            unplaced={item.job_id: item for item in plan.unplaced} | stopped,
+            covered=frozenset(plan.covered) | (frozenset(made) - stopped.keys()),
+            short=plan.short,
+        )
         await self._commit(plan, world, pools, caps)
         await self._give_up(plan, world)
 
@@ -202,6 +207,11 @@ class Scaler(Service):
         if self._settings.unroutable_after <= 0:
             return True
         return since is not None and world.now - since >= self._settings.unroutable_after * 1_000_000
+
+
+def _stopping(job_id: JobId) -> Unplaced:
+    detail = "this coordinator is stopping and makes no new instances"
+    return Unplaced(job_id=job_id, reason=NotDone.DRAINING, detail=detail)
 
 
 # --- reading -----------------------------------------------------------------------------------------------
