@@ -10,6 +10,7 @@ import pytest
 from corral.control import settle
 from corral.control.registration import CLAIM_MARGIN, CLAIM_MEMORY, Registered, Turned, digest
 from corral.control.settle import Wake
+from corral.decide.matching import Size
 from corral.model.ids import AgentId, TokenId
 from corral.model.spec import OnLost, Reason, Result
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionEvent, ProvisionState
@@ -59,6 +60,11 @@ def test_a_claim_lets_in_once_and_makes_the_provision_active(world: World) -> No
         world.clock.now(),
     )
     assert provision.deadline_at == world.clock.now() + CLAIM_MARGIN
+
+
+def test_the_size_of_its_instance_goes_with_the_agent(world: World) -> None:
+    world.claim(cpu=2.0, memory=100)
+    assert welcomed(world.hello(claim="claim-code")).size == Size(cpu=2.0, memory=100)
 
 
 def test_a_longer_deadline_is_kept(world: World) -> None:

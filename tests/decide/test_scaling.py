@@ -127,6 +127,8 @@ def serves(item: Supply, demand: Demand, queued: set[JobId]) -> bool:
         return False
     if demand.provisioning and item.event:
         return False
+    if demand.cpu is not None and item.cpu is not None and item.cpu < demand.cpu:
+        return False
     return fits(demand.wanted, item.offered)
 
 

@@ -300,3 +300,14 @@ def test_b3_the_instance_made_for_a_large_job_is_not_taken_by_a_small_one() -> N
     large = idle("l", bound=JobId("j1"), bound_live=True, seconds=900)
     plan = a_world(a_demand("j0"), a_demand("j1"), supply=(large,)).plan()
     assert (plan.covered, [c.job_id for c in plan.creations]) == (("j1",), ["j0"])
+
+
+def test_a_job_that_asks_for_more_than_an_idle_agent_has_gets_its_own() -> None:
+    """An instance is held to what it was made with: the job would be killed in it."""
+    small = idle("small", cpu=1.0, memory=GIB)
+    pools = (a_pool(most=9, cpu=1.0, memory=GIB),)
+    large = a_world(replace(a_demand(), cpu=4.0), supply=(small,), pools=pools).plan()
+    assert (large.covered, [(c.cpu, c.memory) for c in large.creations]) == ((), [(4.0, GIB)])
+    assert a_world(replace(a_demand(), memory=2 * GIB), supply=(small,), pools=pools).plan().creations
+    assert a_world(replace(a_demand(), cpu=0.5), supply=(small,), pools=pools).plan().covered
+    assert a_world(replace(a_demand(), cpu=4.0), supply=(idle("any"),), pools=pools).plan().covered, "held to nothing"

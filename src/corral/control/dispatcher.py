@@ -18,7 +18,7 @@ from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, end_job, ring
 from corral.decide import dispatching
 from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
-from corral.decide.matching import Wanted
+from corral.decide.matching import Size, Wanted
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
 from corral.model.pools import EVENT, Pool
@@ -216,6 +216,7 @@ def _idle_agent(session: Session, events: frozenset[str]) -> IdleAgent:
         bound=session.bound,
         idle_since=session.idle_since,
         pool=session.pool,
+        size=session.size,
         by_event=session.pool in events,
     )
 
@@ -248,6 +249,7 @@ def _queue(connection: Connection, idle: Sequence[IdleAgent]) -> list[QueuedJob]
             id=head.id,
             wanted=Wanted(labels=head.labels, excludes=head.excludes),
             avoid=avoid.get(head.id),
+            size=Size(cpu=head.cpu, memory=head.memory),
             provisioning=head.provisioning,
         )
         for head in heads

@@ -422,7 +422,9 @@ def pool_views(
         routed = [
             h for h in heads if (fit := route(Wanted(labels=h.labels, excludes=h.excludes), pools)) and fit[0] == pool
         ]
-        waiting = next((u.detail for h in routed if (u := reasons.unplaced.get(h.id)) is not None), "")
+        waiting = next(
+            (u.detail for h in routed if (u := reasons.unplaced.get(h.id)) is not None), _cold(pool, reasons)
+        )
         views.append(
             PoolView(
                 name=pool.name,
@@ -441,6 +443,12 @@ def pool_views(
             )
         )
     return tuple(views)
+
+
+def _cold(pool: Pool, reasons: Reasons) -> str:
+    """Why it is not as warm as it should be."""
+    short = next((each for each in reasons.short if each.pool == pool.name), None)
+    return f"{short.missing} warm agents are missing: {short.detail}" if short is not None else ""
 
 
 def _busy(agent: Agent | None) -> bool:

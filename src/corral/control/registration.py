@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from corral.control import settle
 from corral.control.holding import STATIC, drain_message
 from corral.control.settle import Wake
+from corral.decide.matching import UNSIZED, Size
 from corral.decide.scaling import ReleaseReason
 from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId, RunId, TokenId
@@ -66,6 +67,7 @@ class Registered:
     pool: str
     single_use: bool
     bound: JobId | None
+    size: Size
     releasing: bool
     cordoned: bool
     held: bool
@@ -242,6 +244,7 @@ def _welcome(
         pool=agent.pool,
         single_use=agent.kind == "provisioned",
         bound=provision.job_id if provision else None,
+        size=Size(cpu=provision.cpu, memory=provision.memory) if provision else UNSIZED,
         releasing=releasing,
         cordoned=after.cordon_reason is not None,
         held=after.hold is not None,

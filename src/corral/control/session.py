@@ -29,7 +29,7 @@ from corral.control.quota import RunQuota
 from corral.control.registration import HeldAnswer, Registered, Turned
 from corral.control.reports import Loss
 from corral.control.settle import ring
-from corral.decide.matching import Offered
+from corral.decide.matching import UNSIZED, Offered
 from corral.model.errors import Conflict, CorralError, TemporaryError
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import NO_LABELS, Labels
@@ -180,6 +180,7 @@ class Session:
         "over",
         "pool",
         "single_use",
+        "size",
     )
 
     def __init__(self, link: Link, services: Services, sessions: Registry) -> None:
@@ -213,6 +214,7 @@ class Session:
         self.single_use = True
         self.pool = ""
         self.bound: JobId | None = None
+        self.size = UNSIZED
         self.idle_since = 0
         self.draining = False
         self.held = False
@@ -467,6 +469,7 @@ class Session:
         self.boot_id = hello.boot_id
         self.single_use = outcome.single_use
         self.bound = outcome.bound
+        self.size = outcome.size
         self.idle_since = self._s.clock.now()
         self.draining = hello.draining or outcome.releasing or outcome.cordoned
         self.held = outcome.held
