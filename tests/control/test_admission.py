@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from sqlalchemy import Connection, select
 
-from corral.control import admission, scaler
+from corral.control import admission, queries, scaler
 from corral.control.host import enforced
 from corral.decide.scaling import NotDone, Refusal, Release, ReleaseReason
 from corral.model.errors import Conflict, CorralError
@@ -515,3 +515,18 @@ def test_a_coordinator_that_stops_says_so(world: World) -> None:
     leader.run()
     assert leader.live() == []
     assert leader.why(job.id)[-1] == "it waits: this coordinator is stopping and makes no new instances"
+
+
+def test_large_jobs_stand_in_no_small_ones_way(world: World) -> None:
+    """An idle agent that is too small for the first hundred may be right for the next."""
+    large = Resources(cpu=4.0)
+    run_id = world.start(*(a_spec(f"large{n}", resources=large) for n in range(3)), a_spec("small"))
+    heads = world.read(jobs.queued_heads, 1)
+    assert {head.id for head in heads} == {world.jobs(run_id)[name].id for name in ("large0", "small")}
+
+
+def test_a_pool_says_why_it_is_not_warm(world: World) -> None:
+    leader = Leader(world, pool(most=1, min_idle=3))
+    leader.run()
+    (view,) = world.read(queries.pool_views, leader.pools, leader.scaler.reasons, {})
+    assert view.waiting_reason == "2 warm agents are missing: pool p has its 1 agents"
