@@ -18,7 +18,7 @@ from corral.model.pools import Backoff, Caps, Machine
 from corral.model.records import Provision
 from corral.model.spec import Resources
 from corral.model.states import AgentState, DeliveryState, JobState, ProvisionEvent, ProvisionState
-from corral.store.repo import agents
+from corral.store.repo import agents, jobs
 from corral.store.repo import claims as claims_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
