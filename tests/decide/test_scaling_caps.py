@@ -13,6 +13,7 @@ from corral.decide.scaling import NotDone, Release, ReleaseReason, Supply
 from corral.model.events import Webhook
 from corral.model.ids import AgentId, JobId
 from corral.model.pools import Caps, Machine, Pool
+from corral.model.records import PoolHealth
 from corral.model.states import ProvisionState
 from tests.decide.strategies import NOW, SECOND
 from tests.decide.worlds import World, a_demand, a_pool, a_supply, a_world, reasons, static
@@ -311,3 +312,25 @@ def test_a_job_that_asks_for_more_than_an_idle_agent_has_gets_its_own() -> None:
     assert a_world(replace(a_demand(), memory=2 * GIB), supply=(small,), pools=pools).plan().creations
     assert a_world(replace(a_demand(), cpu=0.5), supply=(small,), pools=pools).plan().covered
     assert a_world(replace(a_demand(), cpu=4.0), supply=(idle("any"),), pools=pools).plan().covered, "held to nothing"
+
+
+def test_what_was_never_begun_frees_its_slot_with_its_release() -> None:
+    cancelled = a_supply(bound=JobId("over"), unsent=True)
+    world = a_world(a_demand(), supply=(cancelled,), pools=(a_pool(most=1),))
+    plan = world.plan()
+    assert [release.reason for release in plan.releases] == [ReleaseReason.JOB_CANCELLED]
+    assert [creation.job_id for creation in plan.creations] == ["j0"]
+    begun = replace(world, supply=(replace(cancelled, unsent=False),))
+    assert reasons(begun) == [NotDone.AT_POOL_MAX]
+
+
+def test_one_that_was_asked_for_before_the_last_pause_began_begins_no_other() -> None:
+    """What the commit will not count as a failure the plan does not count either."""
+    health = PoolHealth(
+        pool="p", failures=1, backoff_began_at=NOW - 99, backoff_until=NOW - 1, last_error="no such image"
+    )
+    late = a_supply(deadline_at=NOW, requested_at=NOW - 100)
+    world = replace(a_world(a_demand(), supply=(late,)), health={"p": health})
+    assert [creation.job_id for creation in world.plan().creations] == ["j0"]
+    newer = replace(world, supply=(replace(late, requested_at=NOW - 98),))
+    assert reasons(newer) == [NotDone.BACKING_OFF]

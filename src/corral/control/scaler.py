@@ -286,6 +286,8 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         failed=row.failed_at is not None,
         ended=row.ended_at is not None,
         lost=agent is not None and agent.cordon_reason == ReleaseReason.LOST and not online,
+        requested_at=row.requested_at,
+        unsent=unbegun(row),
         event=row.backend == EVENT,
         provisioning=row.provisioning,
         cpu=row.cpu,
@@ -293,6 +295,12 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         cost=row.cost_per_hour,
         machine=row.machine,
     )
+
+
+def unbegun(row: Provision) -> bool:
+    """As far as its row knows, nobody began to make it."""
+    seen = (row.sent_at, row.created_at, row.failed_at, row.ended_at)
+    return row.state is ProvisionState.REQUESTED and all(moment is None for moment in seen)
 
 
 def _deadline(row: Provision) -> int | None:
@@ -345,9 +353,7 @@ def let_go(connection: Connection, term: Term, release: Release, provision: Prov
 
 def _never_begun(connection: Connection, provision: Provision) -> bool:
     """Nothing outside was asked for it: there is nothing to end. The row's version decides against who begins now."""
-    if provision.state is not ProvisionState.REQUESTED or provision.sent_at is not None:
-        return False
-    if provision.created_at is not None or provision.failed_at is not None or provision.ended_at is not None:
+    if not unbegun(provision):
         return False
     return provision.backend != EVENT or deliveries.unsent(connection, provision.agent_id)
 

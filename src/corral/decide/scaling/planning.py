@@ -104,12 +104,12 @@ class _Pass:
     ) -> _Pass:
         by_pool = {pool.name: pool for pool in pools}
         queued = {item.job_id for item in demand}
-        late = {item.pool for item in supply if due.get(item.agent_id) is ReleaseReason.SPAWN_TIMEOUT}
+        late = [item for item in supply if due.get(item.agent_id) is ReleaseReason.SPAWN_TIMEOUT]
         room = Room(caps=caps, now=now, tokens=tokens)
         room.closed = close(pools, after_failure(health, late, caps.backoff, now), now)
         room.running = running(supply, pools)
         for item in supply:
-            if not item.static:
+            if not item.static and not (item.unsent and item.agent_id in due):
                 held = holding(item)
                 # What leaves holds its slot until it is gone, but is not being created any more.
                 held.creating = 0 if item.agent_id in due else held.creating
