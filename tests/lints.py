@@ -37,6 +37,10 @@ READS_ITSELF = {
 """Files that read time or randomness themselves, and why they cannot have it injected."""
 
 
+DRAWN = {"tools/state_diagrams.py": "docs/states.md", "tools/event_reference.py": "docs/reference/events.md"}
+"""Which tool writes which document from code."""
+
+
 def files(root: Path) -> Iterator[Path]:
     """What is, or would be, committed."""
     listed = subprocess.run(
@@ -101,10 +105,11 @@ def stale_exceptions(root: Path) -> Iterator[str]:
 def generated(root: Path) -> Iterator[str]:
     """Documents that are drawn from code show the code as it is."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-    command = [sys.executable, "tools/state_diagrams.py", "--check"]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        yield f"docs/states.md: {done.stderr.strip()}"
+    for tool, document in DRAWN.items():
+        command = [sys.executable, tool, "--check"]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            yield f"{document}: {done.stderr.strip()}"
 
 
 def breaches(root: Path) -> Iterator[str]:
