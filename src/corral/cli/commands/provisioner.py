@@ -63,9 +63,10 @@ def verify(
     the end; what could not be is named. Exit code 0: every case passed or does not apply; 1: one failed, or something
     is left; 2: the provisioner could not be asked.
     """
-    from corral.cli.statedir import default_state_dir
+    from corral.cli.statedir import SECRETS, default_state_dir
 
     place = (state_dir or default_state_dir()).absolute()
+    secrets = place / SECRETS
     words = list(target or ())
     if pool:
         if words:
@@ -74,10 +75,10 @@ def verify(
     elif not words:
         raise typer.BadParameter("name a URL with --secret, a program after --, or a --pool of a --config")
     elif len(words) == 1 and words[0].startswith(("http://", "https://")):
-        found, place = _webhook(words[0], secret)
+        found, secrets = _webhook(words[0], secret)
     else:
         found = _program(words, directory, tuple(env or ()))
-    done = asyncio.run(_verified(found, place, timeout, list_lag, quiet=as_json))
+    done = asyncio.run(_verified(found, place, secrets, timeout, list_lag, quiet=as_json))
     if as_json:
         write_json(done)
     else:
@@ -104,7 +105,7 @@ def _of_pool(name: str, config: Path | None) -> Target:
 
 
 def _webhook(url: str, secret: str) -> tuple[Target, Path]:
-    """The target, and a state directory below which its secret lies."""
+    """The target, and the directory where its secret lies."""
     from corral.model.events import Webhook
 
     if not secret:
@@ -121,12 +122,13 @@ def _program(words: list[str], directory: Path, env: tuple[str, ...]) -> Target:
     return Exec(command=tuple(words), directory=str(directory.absolute()), env=env)
 
 
-async def _verified(target: Target, place: Path, timeout: float, lag: float, *, quiet: bool) -> Verification:
+async def _verified(
+    target: Target, place: Path, secrets: Path, timeout: float, lag: float, *, quiet: bool
+) -> Verification:
     from corral.backends.event.deliverers import Deliverers
     from corral.backends.event.execute import ExecDeliverer
     from corral.backends.event.secretfile import SecretStore
     from corral.backends.event.webhook import WebhookDeliverer
-    from corral.cli.statedir import SECRETS
     from corral.cli.verifying.asking import Adversary
     from corral.cli.verifying.report import verify as verification
     from corral.model.events import Webhook
@@ -139,7 +141,6 @@ async def _verified(target: Target, place: Path, timeout: float, lag: float, *, 
     def deliverers(secrets: SecretStore) -> Deliverers:
         return Deliverers(webhooks=WebhookDeliverer(secrets, clock), programs=programs)
 
-    secrets = place if isinstance(target, Webhook) and (place / target.secret).is_file() else place / SECRETS
     honest = deliverers(SecretStore(secrets, os.environ))
     impostor = None
     if isinstance(target, Webhook):
