@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import make_server as make_wsgi_server
@@ -21,7 +22,7 @@ from corral.cli.verifying.asking import Adversary
 from corral.cli.verifying.report import Verification, verify
 from corral.cli.verifying.rows import CHECKS, Status
 from corral.model.events import Webhook
-from corral.provisioner import Provisioner
+from corral.provisioner import Event, Provisioner
 from corral.provisioner.web import Application, Server, _Handler
 from corral.runtime.chance import SystemChance
 from corral.runtime.clock import SystemClock
@@ -75,6 +76,7 @@ def verification(application: Application, patience: float = 0.5) -> Verificatio
             chance=SystemChance(),
             timeout=10.0,
             patience=patience,
+            accepted_quiet=0.5,
         )
         try:
             return await verify(adversary)
@@ -102,6 +104,80 @@ def test_a_broken_one_fails_in_its_row_alone(tmp_path: Path, name: str) -> None:
     row = next(row for row in done.rows if row.name == name)
     assert row.remedy
     assert not done.passed
+
+
+class Asynchronous(Cloud):
+    """Begins what it is asked for and ends it a little later, in the order in which it was asked."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self._queues: dict[str, list[threading.Thread]] = {}
+        self.begun = threading.local()
+
+    def create(self, event: Event) -> str:
+        self._later(event, super().create)
+        return ""
+
+    def destroy(self, event: Event) -> None:
+        there = any(each.agent_id == event.agent_id for each in self.list(event.cluster_id))
+        if there or self._queues.get(event.agent_id):
+            self._later(event, super().destroy)
+
+    def _later(self, event: Event, work: Callable[[Event], object]) -> None:
+        queue = self._queues.setdefault(event.agent_id, [])
+        before = queue[-1] if queue else None
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            threading.Event().wait(0.2)
+            work(event)
+            queue.remove(threading.current_thread())
+
+        thread = threading.Thread(target=run)
+        queue.append(thread)
+        thread.start()
+        self.begun.now = True
+
+
+class Accepting(Application):
+    """202 for what was begun."""
+
+    cloud: Asynchronous
+
+    def _answer(self, environ: dict[str, Any]) -> tuple[int, dict[str, object]]:
+        self.cloud.begun.now = False
+        status, answer = super()._answer(environ)
+        return (202 if status == 200 and self.cloud.begun.now else status), answer
+
+
+def test_L16_an_asynchronous_provisioner_passes(tmp_path: Path) -> None:
+    """L16: that a delete was taken is not that the instance is gone; the listing says when it is."""
+    cloud = Asynchronous(tmp_path)
+    provisioner = Provisioner(tmp_path / "state", create=cloud.create, destroy=cloud.destroy, list=cloud.list)
+    application = Accepting(provisioner, [SECRET])
+    application.cloud = cloud
+    done = verification(application, 3.0)
+    assert {row.name: row.happened for row in done.rows if row.status is not Status.PASSED} == {}
+    assert done.passed
+    assert list(cloud.instances.iterdir()) == []
+
+
+def test_L17_instances_without_tags_are_found_out(tmp_path: Path) -> None:
+    """L17: what is not tagged in the call that makes it is nobody's."""
+
+    class Untagged(Cloud):
+        def create(self, event: Event) -> str:
+            return super().create(dataclasses.replace(event, agent_id=""))
+
+    cloud = Untagged(tmp_path)
+    provisioner = Provisioner(tmp_path / "state", create=cloud.create, destroy=cloud.destroy, list=cloud.list)
+    done = verification(Application(provisioner, [SECRET]), 0.2)
+    row = next(row for row in done.rows if row.name == "list lag")
+    assert row.status is Status.FAILED
+    assert "1 others are listed" in row.happened
+    assert "tag instances" in row.remedy
+    assert any("still listed" in sentence for sentence in done.left)
 
 
 def test_nobody_there_is_said_once(tmp_path: Path) -> None:

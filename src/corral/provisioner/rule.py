@@ -84,6 +84,8 @@ class Result:
         return answer
 
 
+_ALWAYS = ("agent_id", "cluster_id")
+"""Fields of a listed instance that stay, also where a tag is empty."""
 Create = Callable[[Event], "str | None"]
 Destroy = Callable[[Event], object]
 List = Callable[[str], Iterable[Instance]]
@@ -199,7 +201,11 @@ class Provisioner:
         else:
             return Result(Outcome.DONE, body={"unsupported": True, "request": event.request})
         instances = [
-            {name: value for name, value in dataclasses.asdict(each).items() if value not in (None, "")}
+            {
+                name: value
+                for name, value in dataclasses.asdict(each).items()
+                if name in _ALWAYS or value not in (None, "")
+            }
             for each in listed
         ]
         return Result(Outcome.DONE, body={"instances": instances, "request": event.request, "complete": True})

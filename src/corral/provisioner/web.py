@@ -7,6 +7,7 @@ import json
 import socketserver
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -16,20 +17,6 @@ from corral.provisioner.signature import BadSignature, verify
 
 REQUEST_TIMEOUT = 30.0
 """Seconds that a client of the small server may be silent."""
-_PHRASES = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    410: "Gone",
-    411: "Length Required",
-    412: "Precondition Failed",
-    413: "Content Too Large",
-    422: "Unprocessable Content",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 StartResponse = Callable[..., Any]
 
 
@@ -46,7 +33,7 @@ class Application:
         status, answer = self._answer(environ)
         body = json.dumps(answer).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        start_response(f"{status} {_PHRASES[status]}", headers)
+        start_response(f"{status} {HTTPStatus(status).phrase}", headers)
         return [body]
 
     def _answer(self, environ: dict[str, Any]) -> tuple[int, dict[str, object]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -130,6 +131,12 @@ def test_a_listing_and_endless_output(tmp_path: Path) -> None:
     much = run(tmp_path, "head -c 30000000 /dev/zero; head -c 30000000 /dev/zero >&2", kind=kind)
     assert (much.verdict, much.body) == (Verdict.DONE, b"")
     assert "more than 4 MiB" in much.detail
+
+
+def test_endless_output_takes_no_memory(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert run(tmp_path, "head -c 200000000 /dev/zero; head -c 200000000 /dev/zero >&2").verdict is Verdict.DONE
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
 def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:

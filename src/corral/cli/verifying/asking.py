@@ -37,6 +37,10 @@ TAKEN = (Verdict.DONE, Verdict.ACCEPTED, Verdict.ALREADY)
 """Answers to a scale-up that say that the instance is there, or will be."""
 
 
+class Unreadable(Exception):
+    """No listing, from a provisioner that has one."""
+
+
 class Adversary:
     """One conversation, under cluster ids of its own.
 
@@ -54,6 +58,7 @@ class Adversary:
         chance: Chance,
         timeout: float,
         patience: float,
+        accepted_quiet: float = ACCEPTED_QUIET,
     ) -> None:
         self.target = target
         self.impostor = impostor
@@ -64,6 +69,7 @@ class Adversary:
         """Seconds that the provisioner's listing was seen to lag behind."""
         self.quiet = 0.0
         self.lists = True
+        self._accepted_quiet = accepted_quiet
         self._deliverer = deliverer
         self._chance = chance
         self.cluster = self.new_cluster()
@@ -130,7 +136,7 @@ class Adversary:
         if answer.provider_id and kind != EventKind.INVENTORY:
             self._made[name, agent] = answer.provider_id
         if answer.verdict is Verdict.ACCEPTED:
-            self.quiet = ACCEPTED_QUIET
+            self.quiet = self._accepted_quiet
         return answer
 
     def _data(self, kind: str, cluster: str, agent: str, epoch: str, sequence: int) -> dict[str, object]:
@@ -153,14 +159,17 @@ class Adversary:
     async def inventory(self, cluster: str | None = None, *, epoch: str = "") -> Answer:
         return await self.say(EventKind.INVENTORY, f"inventory-{self._number}", cluster=cluster, epoch=epoch)
 
-    async def listed(self, cluster: str | None = None) -> tuple[ListedInstance, ...] | None:
-        """What it lists now; None where it lists nothing, or nothing that can be read."""
-        listing = read_listing(await self.inventory(cluster))
-        return None if listing is None or listing.unsupported else listing.instances
+    async def listed(self, cluster: str | None = None) -> tuple[ListedInstance, ...]:
+        """What it lists now. :raises Unreadable: an inventory came to something else."""
+        answer = await self.inventory(cluster)
+        listing = read_listing(answer)
+        if listing is None or listing.unsupported:
+            raise Unreadable(f"an inventory: {answer.verdict.value} ({answer.detail}), and no listing that can be read")
+        return listing.instances
 
     async def count(self, agent: str, cluster: str | None = None) -> int:
         name = cluster or self.cluster
-        found = await self.listed(cluster) or ()
+        found = await self.listed(cluster)
         return sum(each.agent_id == agent and each.cluster_id == name for each in found)
 
     async def settled(self, agent: str, expected: int, cluster: str | None = None) -> int:
@@ -188,10 +197,12 @@ class Adversary:
         if not self.lists:
             return left
         for cluster in sorted({cluster for cluster, _ in self._made}):
-            left += [
-                f"{each.agent_id} of cluster {cluster}, {each.provider_id}: still listed"
-                for each in await self._rest(cluster)
-            ]
+            try:
+                rest = await self._rest(cluster)
+            except Unreadable as why:
+                left.append(f"what there is of cluster {cluster} cannot be told: {why}")
+                continue
+            left += [f"{each.agent_id} of cluster {cluster}, {each.provider_id}: still listed" for each in rest]
         return left
 
     async def _destroyed(self, cluster: str, agent: str) -> Answer:
@@ -204,7 +215,7 @@ class Adversary:
     async def _rest(self, cluster: str) -> tuple[ListedInstance, ...]:
         until = self.clock.monotonic() + max(self.patience, 2 * self.lag)
         while True:
-            rest = tuple(each for each in await self.listed(cluster) or () if each.cluster_id == cluster)
+            rest = tuple(each for each in await self.listed(cluster) if each.cluster_id == cluster)
             if not rest or self.clock.monotonic() >= until:
                 return rest
             await self.clock.sleep(POLL)

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from corral.cli.verifying.asking import CONFIRMED, FIRST_COUNTER, POLL, TAKEN, Adversary, read_listing
+from corral.cli.verifying.asking import CONFIRMED, FIRST_COUNTER, POLL, TAKEN, Adversary, Unreadable, read_listing
 from corral.model.events import Answer, Verdict, Webhook
 
 BATCH = 5
@@ -72,14 +72,14 @@ async def judge(check: Check, adversary: Adversary) -> Row:
         happened = await check.run(adversary)
     except NotReached:
         raise
-    except Wrong as wrong:
+    except (Wrong, Unreadable) as wrong:
         return failed(check, wrong)
     except NotTried as reason:
         return Row(name=check.name, status=Status.SKIPPED, expected=check.expected, happened=str(reason))
     return Row(name=check.name, status=Status.PASSED, expected=check.expected, happened=happened)
 
 
-def failed(check: Check, wrong: Wrong) -> Row:
+def failed(check: Check, wrong: Exception) -> Row:
     return Row(name=check.name, status=Status.FAILED, expected=check.expected, happened=str(wrong), remedy=check.remedy)
 
 
@@ -148,7 +148,7 @@ async def _lag_until(adversary: Adversary, agent: str, expected: int) -> float:
         await adversary.clock.sleep(POLL)
         if await adversary.count(agent) == expected:
             return adversary.clock.monotonic() - began
-    there = await adversary.listed() or ()
+    there = await adversary.listed()
     strange = sum(each.agent_id != agent for each in there)
     raise Wrong(
         f"{LAG_FACTOR * adversary.patience:g} s after it was {'made' if expected else 'destroyed'}, the listing "
@@ -273,9 +273,7 @@ async def foreign_cluster(adversary: Adversary) -> str:
     other = adversary.new_cluster()
     await adversary.down(agent, cluster=other, epoch="0.1")
     await require_count(adversary, agent, 1, "after another cluster's scale-down of the same agent id")
-    foreign = [
-        each for each in await adversary.listed(other) or () if each.cluster_id != other or each.agent_id == agent
-    ]
+    foreign = [each for each in await adversary.listed(other) if each.cluster_id != other or each.agent_id == agent]
     if foreign:
         raise Wrong(f"another cluster's inventory lists {len(foreign)} instances that are not its own")
     return "untouched, and not in the other cluster's listing"
