@@ -27,7 +27,9 @@ class Cloud:
     def create(self, event: Event) -> str:
         self._at("before-create")
         identity = f"i-{uuid.uuid4().hex[:8]}"
-        (self.instances / identity).write_text(json.dumps({"agent": event.agent_id, "cluster": event.cluster_id}))
+        tagged = self.instances.with_name(identity)
+        tagged.write_text(json.dumps({"agent": event.agent_id, "cluster": event.cluster_id}))
+        tagged.rename(self.instances / identity)
         self._at("after-create")
         return identity
 
@@ -40,7 +42,10 @@ class Cloud:
 
     def list(self, cluster_id: str) -> Iterator[Instance]:
         for path in sorted(self.instances.iterdir()):
-            tags = json.loads(path.read_text())
+            try:
+                tags = json.loads(path.read_text())
+            except FileNotFoundError:
+                continue
             if tags["cluster"] == cluster_id:
                 yield Instance(tags["agent"], tags["cluster"], path.name)
 

@@ -76,7 +76,7 @@ def verification(application: Application, patience: float = 0.5) -> Verificatio
             chance=SystemChance(),
             timeout=10.0,
             patience=patience,
-            accepted_quiet=0.5,
+            accepted_quiet=0.2,
         )
         try:
             return await verify(adversary)
@@ -130,7 +130,7 @@ class Asynchronous(Cloud):
         def run() -> None:
             if before is not None:
                 before.join()
-            threading.Event().wait(0.2)
+            threading.Event().wait(0.05)
             work(event)
             queue.remove(threading.current_thread())
 

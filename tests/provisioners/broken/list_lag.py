@@ -16,7 +16,8 @@ RENEWED = 0.4
 class SlowList(Cloud):
     def list(self, cluster_id: str) -> Iterator[Instance]:
         for each in super().list(cluster_id):
-            if time.time() - (self.instances / each.provider_id).stat().st_mtime > RENEWED:
+            path = self.instances / each.provider_id
+            if path.exists() and time.time() - path.stat().st_mtime > RENEWED:
                 yield each
 
     def destroy(self, event: object) -> None:

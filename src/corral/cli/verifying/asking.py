@@ -24,7 +24,7 @@ from corral.runtime.clock import Clock, rfc3339
 
 NOBODY = "http://127.0.0.1:9"
 """Where agents are told to dial: nothing answers there, and the claim codes are nobody's."""
-POLL = 0.2
+POLL = 0.1
 """Seconds between two listings while one is waited for."""
 ACCEPTED_QUIET = 2.0
 """Seconds after which a second instance of an asynchronous create is looked for once more."""
