@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlalchemy import select
 
 from corral.control.provisioning import WorkflowDeliverer
@@ -16,10 +18,12 @@ from corral.control.scaler import LEASE
 from corral.model.errors import Refused
 from corral.model.events import Answer, EventKind, Listing, Verdict, Webhook, WorkflowTarget
 from corral.model.ids import CoordinatorId, RunId
+from corral.model.records import Run
 from corral.model.spec import JobSpec, Reason, Result, WorkflowSpec
 from corral.model.triggers import CLAIM_SECRET, KNOWN_EVENTS
 from corral.model.views import RegisterWorkflows, Rerun, RunView
 from corral.store.repo import installation as lease_rows
+from corral.store.repo import runs as run_rows
 from corral.store.repo import secrets
 from corral.store.tables import runs as runs_table
 from corral.wire.messages import Accept, FinishedAck, JobFinished, JobStarted, Start, StepFinished
@@ -210,6 +214,35 @@ def test_a_restart_in_between_makes_no_second_run() -> None:
     virtual(scenario)
 
 
+def test_an_event_that_comes_before_the_loops_have_begun_waits_for_them() -> None:
+    """Reference 11.1.3: at a start there is no failure that only says that the server was not ready yet."""
+
+    async def scenario(rig: Rig) -> None:
+        await register_with_agent_away(rig)
+        await rig.coordinator.stop(grace=1.0)
+        sent = sending(rig)
+        await rig.until(lambda: _has_runs(rig))
+        await rig.start()
+        agent = await hands(rig)
+        await agent.work()
+        assert (await sent).verdict is Verdict.DONE
+
+    virtual(scenario)
+
+
+def test_a_run_in_which_no_job_was_for_the_event_has_destroyed_nothing() -> None:
+    """An instance must not count as gone because every job was skipped."""
+
+    async def scenario(rig: Rig) -> None:
+        await hands(rig)
+        await register(rig, workflow(job("create", condition=f'event.type == "{EventKind.SCALE_UP}"')))
+        answer = await sending(rig, event(EventKind.SCALE_DOWN))
+        assert answer.verdict is Verdict.REFUSED
+        assert "did nothing" in answer.detail
+
+    virtual(scenario)
+
+
 def test_a_run_that_failed_gives_its_key_to_the_next_try() -> None:
     async def scenario(rig: Rig) -> None:
         agent = await hands(rig)
@@ -321,6 +354,62 @@ def test_who_leads_no_more_begins_nothing() -> None:
     virtual(scenario)
 
 
+EVENTS = {"agent_1.1": "agent_1", "agent_1.2": "agent_1", "agent_2.1": "agent_2"}
+STEPS = st.one_of(
+    st.sampled_from([f"deliver {each}" for each in EVENTS]),
+    st.sampled_from(["succeed", "fail", "cancel", "restart"]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEPS, min_size=3, max_size=12))
+def test_whatever_happens_an_event_is_done_once_and_an_instance_has_one_run(steps: list[str]) -> None:
+    """W2, for any order of deliveries, ends and restarts."""
+
+    async def scenario(rig: Rig) -> None:
+        await register_with_agent_away(rig)
+        waiting: list[asyncio.Task[Answer]] = []
+        for step in steps:
+            word, _, event_id = step.partition(" ")
+            if word == "deliver":
+                data = event(event_id=event_id, agent=EVENTS[event_id])
+                waiting.append(sending(rig, data, event_id=event_id, timeout=10**6))
+            elif word == "restart":
+                await _abandon(waiting)
+                await rig.coordinator.stop(grace=1.0)
+                await rig.start()
+            elif live := rig.look(run_rows.live_provisioning):
+                await _end_one(rig, word, live[0])
+            await asyncio.sleep(1.0)
+            _check_one_each(rig)
+        await _abandon(waiting)
+
+    virtual(scenario)
+
+
+async def _abandon(waiting: list[asyncio.Task[Answer]]) -> None:
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _end_one(rig: Rig, how: str, run: Run) -> None:
+    if how == "cancel":
+        await rig.coordinator.cancel_run(run.id)
+        return
+    agent = await hands(rig)
+    await agent.work(Result.SUCCEEDED if how == "succeed" else Result.FAILED)
+    await agent.puppet.wire.agent.close(1000, "done")
+
+
+def _check_one_each(rig: Rig) -> None:
+    live = [run.event["agent_id"] for run in rig.look(run_rows.live_provisioning)]
+    assert len(live) == len(set(live))
+    query = select(runs_table.c.event).where(runs_table.c.state == "succeeded")
+    done = [row.event["id"] for row in rig.look(lambda c: c.execute(query).all())]
+    assert len(done) == len(set(done))
+
+
 def test_a_workflow_that_is_not_registered_refuses_in_a_sentence() -> None:
     async def scenario(rig: Rig) -> None:
         answer = await sending(rig)
@@ -351,11 +440,12 @@ def test_an_inventory_is_the_listings_of_all_jobs_or_unsupported() -> None:
         assert without.verdict is Verdict.DONE
         assert msgspec.json.decode(without.body, type=Listing) == Listing(unsupported=True)
         await register(rig, workflow(job("a")))
-        outputs: dict[str, Any]
-        for event_id, outputs in (("evt_3", {}), ("evt_4", {"instances": "[1"})):
-            wrong = sending(rig, ask, event_id=event_id)
-            await agent.work(**outputs)
-            assert (await wrong).verdict is Verdict.REFUSED
+        silent = sending(rig, ask, event_id="evt_3")
+        await agent.work()
+        assert (await silent).verdict is Verdict.REFUSED
+        wrong = sending(rig, ask, event_id="evt_4")
+        await agent.work(instances="[1")
+        assert (await wrong).verdict is Verdict.REFUSED
 
     virtual(scenario)
 

@@ -92,7 +92,16 @@ def job(name: str, state: JobState, reason: str = "", detail: str = "", **output
 @pytest.mark.parametrize(
     ("run", "verdict", "detail"),
     [
-        (ended(RunState.SUCCEEDED), Verdict.DONE, "run run_1 succeeded"),
+        (
+            ended(RunState.SUCCEEDED, job("create", JobState.SUCCEEDED), job("destroy", JobState.SKIPPED)),
+            Verdict.DONE,
+            "run run_1 succeeded",
+        ),
+        (
+            ended(RunState.SUCCEEDED, job("create", JobState.SKIPPED), job("tried", JobState.FAILED)),
+            Verdict.REFUSED,
+            "run run_1 did nothing: no job of it is for this event, or none succeeded",
+        ),
         (ended(RunState.CANCELLED), Verdict.LATER, "run run_1 was cancelled"),
         (
             ended(

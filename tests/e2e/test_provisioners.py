@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.harness import server
 
-from tests.e2e.support import alive
-from tests.waiting import eventually
+from corral.cli.config import PoolConfig
+from tests.e2e.support import alive, job, rows, run_of, states, until_over, whole_log
+from tests.waiting import eventually, eventually_async
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -117,4 +121,52 @@ def test_webhook_service(place: Path) -> None:
         finally:
             service.terminate()
     assert list((place / "service" / "instances").iterdir()) == []
+    nothing_left(place)
+
+
+CONFIG = """\
+version: 1
+allow_root: true
+pools:
+  - name: cloud
+    backend: event
+    labels: [cloud]
+    max_agents: 2
+    provisioner:
+      exec:
+        command: [{script}]
+        env: [PYTHONPATH, CORRAL_INSTANCES, CORRAL_PROVISIONER_STATE]
+        timeout: 60
+"""
+NOT_WIRED = "provisioner" not in PoolConfig.__struct_fields__ or find_spec("corral.control.outbox") is None
+
+
+@pytest.mark.skipif(NOT_WIRED, reason="this release's server takes no event pools from its configuration")
+def test_a_job_runs_on_an_instance_of_exec_local_and_nothing_is_left(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T1: and the claim code is in no log, no file and no argument."""
+    instances = place / "instances"
+    monkeypatch.setenv("PATH", environment(place)["PATH"])
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("CORRAL_INSTANCES", str(instances))
+    monkeypatch.setenv("CORRAL_PROVISIONER_STATE", str(place / "state"))
+
+    async def scenario() -> None:
+        async with server(CONFIG.format(script=EXAMPLES / "exec-local" / "provision.sh")) as running:
+            run = await running.client.create_run(run_of(job("j", "echo hello", label="cloud")))
+            seen = await until_over(running, run.id)
+            assert states(seen) == {"j": "succeeded"}
+            assert await whole_log(running, seen.jobs[0]) == b"hello\n"
+
+            def gone() -> bool:
+                found = rows(running, "SELECT state FROM provisions")
+                return found == [("gone",)] and not list(instances.iterdir())
+
+            await eventually_async(gone, "the instance is gone", 60)
+            kept = [path for path in (place / "state").rglob("*") if path.is_file()]
+            text = "".join(path.read_text() for path in kept) + (running.state_dir / "server.log").read_text()
+            assert "claim_" not in text
+
+    asyncio.run(scenario())
     nothing_left(place)

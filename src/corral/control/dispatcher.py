@@ -19,10 +19,9 @@ from corral.control.settle import Wake, end_job, ring
 from corral.decide import dispatching
 from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
 from corral.decide.matching import Wanted
-from corral.decide.provisioning import EVENT_BACKEND
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
-from corral.model.pools import Pool
+from corral.model.pools import EVENT, Pool
 from corral.model.spec import STEP_LOG_LIMIT, Reason
 from corral.model.states import AttemptEvent, JobEvent
 from corral.runtime.clock import Clock
@@ -65,7 +64,7 @@ class Dispatcher(Service):
         bell_.listen(bell.QUEUE, self.wake)
 
     async def run_once(self) -> None:
-        events = frozenset(pool.name for pool in self._pools() if pool.backend == EVENT_BACKEND)
+        events = frozenset(pool.name for pool in self._pools() if pool.backend == EVENT)
         idle = [] if self.draining else [_idle_agent(session, events) for session in self._sessions.idle()]
         limits = {pool.name: pool.max_running for pool in self._pools() if pool.max_running is not None}
         seen = await self._database.read(lambda c: _look(c, idle, limits))

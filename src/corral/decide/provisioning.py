@@ -12,12 +12,11 @@ from corral.decide.matching import Offered, Wanted, fits, nearest, pool_offer
 from corral.model.errors import Fault
 from corral.model.events import Answer, EventKind, ListedInstance, Listing, Verdict, WorkflowTarget
 from corral.model.labels import labels
-from corral.model.pools import Pool
+from corral.model.pools import EVENT, Pool
 from corral.model.spec import JobSpec, Reason, WorkflowSpec
 from corral.model.states import JobState, RunState
 from corral.model.triggers import CLAIM_SECRET
 
-EVENT_BACKEND = "event"
 PROVIDER_ID_OUTPUT = "provider_id"
 """Output of any of its jobs: what the provider calls the instance."""
 INSTANCES_OUTPUT = "instances"
@@ -83,10 +82,10 @@ def _secret_faults(spec: WorkflowSpec, job: JobSpec) -> list[Fault]:
 
 def _placing_faults(spec: WorkflowSpec, job: JobSpec, pools: Sequence[Pool], static: Sequence[Offered]) -> list[Fault]:
     wanted = Wanted(labels=labels(job.runs_on), excludes=labels(job.excludes))
-    usable = [pool for pool in pools if pool.backend != EVENT_BACKEND and not pool.draining]
+    usable = [pool for pool in pools if pool.backend != EVENT and not pool.draining]
     if any(fits(wanted, offer) for offer in (*map(pool_offer, usable), *static)):
         return []
-    events = [pool.name for pool in pools if pool.backend == EVENT_BACKEND and fits(wanted, pool_offer(pool))]
+    events = [pool.name for pool in pools if pool.backend == EVENT and fits(wanted, pool_offer(pool))]
     if events:
         message = f"job {job.name!r} fits only pool {events[0]}, whose instances an event brings up: it would wait for "
         message += "itself"
@@ -155,6 +154,8 @@ def answer(run: RunEnd, kind: str, secret: str = "") -> Answer:
 
 def _verdict(run: RunEnd) -> tuple[Verdict, str]:
     if run.state is RunState.SUCCEEDED:
+        if all(job.state is not JobState.SUCCEEDED for job in run.jobs):
+            return Verdict.REFUSED, f"run {run.id} did nothing: no job of it is for this event, or none succeeded"
         return Verdict.DONE, f"run {run.id} succeeded"
     if run.reason == Reason.RUN_TIMEOUT:
         return Verdict.UNANSWERED, f"run {run.id} had not ended in its time: {run.detail or run.reason}"

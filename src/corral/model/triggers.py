@@ -53,8 +53,8 @@ EVENT_PREFIX = "evidence_"
 LOCAL_KEYS = ("kind", "commit", "branch", "repository")
 """What a run has that a person began."""
 
-EVENT_LIMIT = 1024**2
-"""Bytes of one event."""
+EVENT_LIMIT = 256 * 1024
+"""Bytes of one event: it travels in one protocol frame (1 MiB) with its job (512 KiB)."""
 SHOWN_LIMIT = 64
 """Keys below ``evidence``: more would be somebody's data, not facts."""
 
