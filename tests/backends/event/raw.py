@@ -56,7 +56,7 @@ async def serving(behave: Behave | bytes, *, tls: ssl.SSLContext | None = None) 
         assert task is not None
         ended.add(task)
         raw.connections += 1
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             try:
                 while True:
                     raw.requests.append(await read_request(reader))

@@ -49,7 +49,10 @@ def verify(
         list[str] | None, typer.Option("--env", help="Program: a variable that it sees; may be repeated.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.5, max=3600, help="Seconds that one event may take.")
+        float,
+        typer.Option(
+            "--timeout", min=0.5, max=3600, help="Seconds that one event may take; of a pool, at most its own."
+        ),
     ] = 60.0,
     list_lag: Annotated[
         float, typer.Option("--list-lag", min=0.1, max=600, help="Seconds that a listing may lag behind.")
@@ -75,9 +78,9 @@ def verify(
     elif not words:
         raise typer.BadParameter("name a URL with --secret, a program after --, or a --pool of a --config")
     elif len(words) == 1 and words[0].startswith(("http://", "https://")):
-        found, secrets = _webhook(words[0], secret)
+        found, secrets = _webhook(words[0], secret, timeout)
     else:
-        found = _program(words, directory, tuple(env or ()))
+        found = _program(words, directory, tuple(env or ()), timeout)
     done = asyncio.run(_verified(found, place, secrets, timeout, list_lag, quiet=as_json))
     if as_json:
         write_json(done)
@@ -104,22 +107,22 @@ def _of_pool(name: str, config: Path | None) -> Target:
     return target
 
 
-def _webhook(url: str, secret: str) -> tuple[Target, Path]:
+def _webhook(url: str, secret: str, timeout: float) -> tuple[Target, Path]:
     """The target, and the directory where its secret lies."""
     from corral.model.events import Webhook
 
     if not secret:
         raise typer.BadParameter("a webhook needs --secret FILE, or --secret '$NAME'")
     if secret.startswith("$"):
-        return Webhook(url=url, secret=secret), Path.cwd()
+        return Webhook(url=url, secret=secret, timeout=timeout), Path.cwd()
     file = Path(secret).absolute()
-    return Webhook(url=url, secret=file.name), file.parent
+    return Webhook(url=url, secret=file.name, timeout=timeout), file.parent
 
 
-def _program(words: list[str], directory: Path, env: tuple[str, ...]) -> Target:
+def _program(words: list[str], directory: Path, env: tuple[str, ...], timeout: float) -> Target:
     from corral.model.events import Exec
 
-    return Exec(command=tuple(words), directory=str(directory.absolute()), env=env)
+    return Exec(command=tuple(words), directory=str(directory.absolute()), env=env, timeout=timeout)
 
 
 async def _verified(
