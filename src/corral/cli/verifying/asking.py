@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from corral.backends.event.interface import Deliverer
+from corral.decide.listings import read_listing
 from corral.model.events import (
     SPEC_VERSION,
     Answer,
@@ -162,7 +163,7 @@ class Adversary:
     async def listed(self, cluster: str | None = None) -> tuple[ListedInstance, ...]:
         """What it lists now. :raises Unreadable: an inventory came to something else."""
         answer = await self.inventory(cluster)
-        listing = read_listing(answer)
+        listing = listing_of(answer)
         if listing is None or listing.unsupported:
             raise Unreadable(f"an inventory: {answer.verdict.value} ({answer.detail}), and no listing that can be read")
         return listing.instances
@@ -221,14 +222,6 @@ class Adversary:
             await self.clock.sleep(POLL)
 
 
-def read_listing(answer: Answer) -> Listing | None:
+def listing_of(answer: Answer) -> Listing | None:
     """None: there is none in the answer."""
-    if answer.verdict is not Verdict.DONE or not answer.body:
-        return None
-    try:
-        # An answer that says nothing of instances is not the news that there are none.
-        said = msgspec.json.decode(answer.body, type=dict[str, msgspec.Raw])
-        listing = msgspec.json.decode(answer.body, type=Listing)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
-    return listing if "instances" in said or listing.unsupported else None
+    return read_listing(answer.body) if answer.verdict is Verdict.DONE else None

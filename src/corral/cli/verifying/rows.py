@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from corral.cli.verifying.asking import CONFIRMED, FIRST_COUNTER, POLL, TAKEN, Adversary, Unreadable, read_listing
+from corral.cli.verifying.asking import CONFIRMED, FIRST_COUNTER, POLL, TAKEN, Adversary, Unreadable, listing_of
 from corral.model.events import Answer, Verdict, Webhook
 
 BATCH = 5
@@ -111,7 +111,7 @@ async def made(adversary: Adversary, **options: object) -> str:
 
 async def receipt(adversary: Adversary) -> str:
     answer = await adversary.inventory()
-    listing = read_listing(answer)
+    listing = listing_of(answer)
     if answer.verdict is Verdict.DONE and listing is not None and listing.unsupported:
         adversary.lists = False
         return "it lists nothing (`unsupported`): instances that it leaks will not be found"
