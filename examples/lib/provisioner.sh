@@ -101,6 +101,12 @@ provisioner_fence() {
 	exec 9>&-
 }
 
+# What a function of the user's returned: nothing but "later" passes as it is, least of all 77.
+provisioner_failed() {
+	[ "$1" -ne 75 ] || exit 75
+	exit 1
+}
+
 provisioner_up() {
 	case $seen_state in
 	present) printf '{"provider_id": "%s"}\n' "$seen_provider" && return 0 ;;
@@ -113,7 +119,7 @@ provisioner_up() {
 	fi
 	if [ -z "$made" ]; then
 		provisioner_write "$record" "$sequence creating -"
-		made=$(provisioner_create 8>&-) || exit $?
+		made=$(provisioner_create 8>&-) || provisioner_failed $?
 		made=$(printf '%s\n' "$made" | tail -n 1 | tr -cd 'A-Za-z0-9._:/@-')
 	fi
 	provisioner_write "$record" "$sequence present ${made:--}"
@@ -124,7 +130,7 @@ provisioner_down() {
 	[ -n "$provider_id" ] || [ "$seen_provider" = - ] || provider_id=$seen_provider
 	# Also of an agent that nobody knows: its scale-up may still be on the way.
 	provisioner_write "$record" "$sequence destroying ${provider_id:--}"
-	provisioner_destroy 8>&- >&2 || exit $?
+	(provisioner_destroy 8>&- >&2) || provisioner_failed $?
 	provisioner_write "$record" "$sequence gone ${provider_id:--}"
 }
 
@@ -133,8 +139,14 @@ provisioner_agent() {
 	provisioner_plain "$agent_id" || provisioner_fail 1 "agent_id is missing or not plain"
 	provisioner_whole "$sequence" || provisioner_fail 1 "sequence is no whole number"
 	record=$state/agents/$cluster_id.$agent_id
-	exec 8>>"$state/locks/$cluster_id.$agent_id"
-	flock 8
+	lock=$state/locks/$cluster_id.$agent_id
+	# Until the file that is locked is the one that has the name: a purge may have removed it in between.
+	while :; do
+		exec 8>>"$lock"
+		flock 8
+		[ "$lock" -ef /dev/fd/8 ] && break
+	done
+	touch "$lock"
 	seen_sequence=0 seen_state=unknown seen_provider=-
 	if [ -e "$record" ]; then
 		read -r seen_sequence seen_state seen_provider <"$record" || :
@@ -146,7 +158,15 @@ provisioner_agent() {
 	"$1"
 }
 
+# Forget what has been gone for 30 days; Corral asks again for a day at most.
+provisioner_purge() {
+	find "$state/agents" -type f -mtime +30 -exec grep -q ' gone ' {} \; -exec rm -f {} \;
+	find "$state/agents" "$state/epochs" -type f -name '*.new.*' -mtime +30 -exec rm -f {} \;
+	find "$state/locks" -type f -name '*.*' -mtime +30 -exec flock -n {} rm -f {} \;
+}
+
 provisioner_inventory() {
+	provisioner_purge
 	listed=$(provisioner_list) || exit 75
 	separator=''
 	printf '{"instances": ['

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.provisioner import Event, Later, Outcome, Provisioner, Refused, Result
-from corral.provisioner.book import Book, Damaged
+from corral.provisioner.book import Book, Damaged, name_of
 from tests.provisioner.cloud import Cloud
 
 ROOT = Path(__file__).parents[2]
@@ -295,6 +296,49 @@ def test_the_program_answers_by_exit_code_and_json(tmp_path: Path) -> None:
     stale = program(tmp_path, message("scale-down", sequence=2))
     assert (stale.returncode, stale.stderr.startswith(b"stale: ")) == (77, True)
     assert program(tmp_path, b"nonsense").returncode == 1
+
+
+def test_what_is_gone_for_long_is_forgotten_and_nothing_else(world: World) -> None:
+    """Records of a month ago, their locks, and what a crash left half written; but no lock that is held."""
+    state = world.place / "state"
+    for agent in ("a", "b", "c"):
+        world.say("scale-up", agent)
+    world.say("scale-down", "a", sequence=2)
+    (state / "agents" / ".half.1").write_text("{")
+    month_ago = time.time() - 31 * 86400
+    for path in (*(state / "agents").iterdir(), *(state / "locks").iterdir()):
+        os.utime(path, (month_ago, month_ago))
+    world.say("scale-down", "c", sequence=2)
+    book = Book(state)
+    with book.agent("c", "b"):
+        os.utime(book.directory / "locks" / lock_of("b"), (month_ago, month_ago))
+        assert world.say("inventory") is Outcome.DONE
+    assert {path.name for path in (state / "agents").iterdir()} == {"c.b.json", "c.c.json"}
+    assert {path.name for path in (state / "locks").iterdir()} == {"epochs", lock_of("b"), lock_of("c")}
+    assert world.say("scale-up", "b") is Outcome.ALREADY
+
+
+def lock_of(agent: str) -> str:
+    return "agent-" + name_of(f"c\0{agent}")[:16]
+
+
+def test_a_lock_that_is_purged_under_its_waiters_is_no_lock_any_more(world: World) -> None:
+    book = Book(world.place / "state")
+    entered: list[str] = []
+
+    def wait() -> None:
+        with book.agent("c", "a"):
+            entered.append("second")
+
+    thread = threading.Thread(target=wait)
+    with book.agent("c", "a"):
+        thread.start()
+        (book.directory / "locks" / lock_of("a")).unlink()
+        with book.agent("c", "a"):
+            # The file is another now, and it is ours: the waiter on the old one must not come in.
+            entered.append("first")
+    thread.join()
+    assert entered == ["first", "second"]
 
 
 def test_many_threads_make_one_instance(world: World) -> None:

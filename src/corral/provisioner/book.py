@@ -90,22 +90,53 @@ class Book:
         before = time.time() - KEEP_GONE
         for path in (self.directory / "agents").iterdir():
             with contextlib.suppress(OSError, Damaged):
-                if path.stat().st_mtime < before and (
-                    path.suffix != ".json" or (_read(path) or {}).get("state") == "gone"
-                ):
+                over = path.suffix != ".json" or (_read(path) or {}).get("state") == "gone"
+                if over and path.stat().st_mtime < before:
                     path.unlink()
+        for path in (self.directory / "locks").glob("agent-*"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before:
+                    _forget_lock(path)
 
     def _path(self, cluster_id: str, agent_id: str) -> Path:
         return self.directory / "agents" / f"{name_of(cluster_id)}.{name_of(agent_id)}.json"
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        fd = os.open(self.directory / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.directory / "locks" / name
+        fd = _lock(path)
+        while not _names(path, fd):
+            # Removed by a purge after we had opened it: whoever comes next locks another file.
+            os.close(fd)
+            fd = _lock(path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.utime(fd)
             yield
         finally:
             os.close(fd)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _names(path: Path, fd: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _forget_lock(path: Path) -> None:
+    """Unless somebody holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(fd)
 
 
 def name_of(text: str) -> str:
