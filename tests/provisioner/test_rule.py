@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.provisioner import Event, Later, Outcome, Provisioner, Refused, Result
-from corral.provisioner.book import Book, Damaged, name_of
+from corral.provisioner.book import Book, Damaged, _lock, name_of
 from tests.provisioner.cloud import Cloud
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -324,21 +326,33 @@ def lock_of(agent: str) -> str:
 
 def test_a_lock_that_is_purged_under_its_waiters_is_no_lock_any_more(world: World) -> None:
     book = Book(world.place / "state")
+    path = book.directory / "locks" / lock_of("a")
     entered: list[str] = []
 
     def wait() -> None:
         with book.agent("c", "a"):
-            entered.append("second")
+            entered.append("waiter")
 
+    old = _lock(path)
     thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: opened(os.fstat(old).st_ino) == 2, "the waiter has opened the file")
+    path.unlink()
     with book.agent("c", "a"):
-        thread.start()
-        (book.directory / "locks" / lock_of("a")).unlink()
-        with book.agent("c", "a"):
-            # The file is another now, and it is ours: the waiter on the old one must not come in.
-            entered.append("first")
+        os.close(old)
+        eventually(lambda: entered or opened(path.stat().st_ino) == 2, "the waiter has gone on to the new file")
+        assert entered == []
     thread.join()
-    assert entered == ["first", "second"]
+    assert entered == ["waiter"]
+
+
+def opened(inode: int) -> int:
+    """How many descriptors of this process are open on the file."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.fstat(int(entry.name)).st_ino == inode
+    return found
 
 
 def test_many_threads_make_one_instance(world: World) -> None:
