@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from corral.model.events import Target
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
 from corral.model.spec import JobSpec, NeedSpec, Scalar
@@ -164,7 +165,10 @@ class Agent(Struct, frozen=True, kw_only=True):
 
 
 class Provision(Struct, frozen=True, kw_only=True):
-    """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself."""
+    """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself.
+
+    ``target`` and ``target_key``: its provisioner, frozen when it was asked for; None and empty for other backends.
+    ``sequence``: of its latest event. ``cause``: ``job``, ``warm`` or ``manual``."""
 
     agent_id: AgentId
     pool: str
@@ -172,6 +176,12 @@ class Provision(Struct, frozen=True, kw_only=True):
     host_id: str | None
     state: ProvisionState
     labels: Labels
+    mandatory: Labels
+    target: Target | None
+    target_key: str
+    sequence: int
+    cost_per_hour: float
+    machine: str
     cause: str
     job_id: JobId | None
     run_id: RunId | None
