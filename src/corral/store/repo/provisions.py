@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import structs
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.records import Provision
 from corral.model.states import PROVISION, ProvisionEvent, ProvisionState
+from corral.store.repo import deliveries
 from corral.store.repo.rows import NOW, change, columns, many, one
 from corral.store.tables import agents, db_now, provisions
 
@@ -26,6 +28,8 @@ _OF_HOST = (
     .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
     .order_by(provisions.c.requested_at, provisions.c.agent_id)
 )
+UNNAMED = "reappeared"
+"""The reason told where nobody released it: it was accounted as gone, and exists."""
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -71,11 +75,23 @@ def count_creating(connection: Connection) -> int:
     return found
 
 
-def advance(connection: Connection, row: Provision, event: ProvisionEvent, **values: Any) -> bool:
-    """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves."""
+def advance(
+    connection: Connection,
+    row: Provision,
+    event: ProvisionEvent,
+    *,
+    evidence: Mapping[str, str] | None = None,
+    **values: Any,
+) -> bool:
+    """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves.
+
+    What its provisioner has to be told commits with it. ``evidence``: what a release rests on.
+    """
     if not PROVISION.changes(row.state, event):
         return False
     after = PROVISION.advance(row.state, event)
+    if row.target is not None and event is ProvisionEvent.UNSENT and not deliveries.drop_unsent(connection, row.agent_id):
+        return False
     values["state"] = after
     if after is ProvisionState.RELEASING:
         values.setdefault("released_at", NOW)
@@ -83,8 +99,29 @@ def advance(connection: Connection, row: Provision, event: ProvisionEvent, **val
     if after is ProvisionState.GONE:
         values.setdefault("gone_at", NOW)
         values["claim_sealed"] = None
+    if row.target is not None and after is ProvisionState.RELEASING:
+        values["sequence"] = row.sequence + 1
     where = {"agent_id": row.agent_id, "state": row.state, "version": row.version}
-    return change(connection, provisions, where, values) == 1
+    if change(connection, provisions, where, values) != 1:
+        return False
+    if row.target is not None:
+        _tell(connection, row, after, str(values.get("release_reason") or row.release_reason), evidence or {})
+    return True
+
+
+def _tell(
+    connection: Connection, row: Provision, after: ProvisionState, reason: str, evidence: Mapping[str, str]
+) -> None:
+    match after:
+        case ProvisionState.RELEASING:
+            told = structs.replace(row, sequence=row.sequence + 1)
+            deliveries.scale_down(connection, told, reason or UNNAMED, evidence)
+        case ProvisionState.GONE:
+            deliveries.finish_open(connection, row.agent_id)
+        case ProvisionState.ABANDONED:
+            deliveries.fail_open(connection, row.agent_id, "given up")
+        case _:
+            pass
 
 
 def write(connection: Connection, row: Provision, **values: Any) -> bool:
