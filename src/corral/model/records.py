@@ -244,8 +244,8 @@ class PoolHealth(Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """One event in the outbox. ``sent_at`` and ``send_deadline``: of the latest send, recorded before it was made; until
-    the deadline it may still arrive. ``last``: what the latest send came to (a ``Verdict``; empty: not known).
+    """One event in the outbox. ``sent_at`` and ``send_deadline``: of the latest send, recorded before it was made; it may
+    still arrive until the deadline. ``last``: what the latest send came to (a ``Verdict``; empty: not known).
     ``refusals``: sends that were answered, and refused."""
 
     id: str

@@ -90,7 +90,7 @@ def advance(
     if not PROVISION.changes(row.state, event):
         return False
     after = PROVISION.advance(row.state, event)
-    if row.target is not None and event is ProvisionEvent.UNSENT and not deliveries.drop_unsent(connection, row.agent_id):
+    if not _takes_back(connection, row, event):
         return False
     values["state"] = after
     if after is ProvisionState.RELEASING:
@@ -107,6 +107,13 @@ def advance(
     if row.target is not None:
         _tell(connection, row, after, str(values.get("release_reason") or row.release_reason), evidence or {})
     return True
+
+
+def _takes_back(connection: Connection, row: Provision, event: ProvisionEvent) -> bool:
+    """Given up unsent: only while its provisioner was really told nothing."""
+    if row.target is None or event is not ProvisionEvent.UNSENT:
+        return True
+    return deliveries.drop_unsent(connection, row.agent_id)
 
 
 def _tell(
