@@ -21,6 +21,7 @@ from bench.harness import (
     until_ended,
 )
 from bench.load import LOAD_CASES
+from bench.scaler import SCALER_CASES
 from corral.client import Client
 from corral.runtime.clock import SECOND, parse_rfc3339
 
@@ -159,4 +160,5 @@ CASES = {
     "many": many,
     "crowd": crowd,
     **LOAD_CASES,
+    **SCALER_CASES,
 }

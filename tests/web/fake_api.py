@@ -22,12 +22,15 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DeliveryView,
     DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
+    RegisterWorkflows,
     Rerun,
     RotateToken,
     RunView,
@@ -35,6 +38,7 @@ from corral.model.views import (
     StepView,
     TokenView,
     WhyView,
+    WorkflowView,
 )
 
 TOKENS = {role: f"{role}-token" for role in Role}
@@ -73,6 +77,8 @@ class FakeApi:
         self.graces: list[float] = []
         self.drains: list[float | None] = []
         self.held: dict[str, str] = {}
+        self.said: dict[str, str] = {}
+        self.registered: dict[str, WorkflowView] = {}
         self.echo_agents = True
         self.linked = asyncio.Event()
         self._tokens = {
@@ -192,9 +198,15 @@ class FakeApi:
         self.job_by_id[job_id] = view
         return view
 
-    async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
+    async def runs(
+        self, *, project: str = "local", cursor: str = "", limit: int = 50, provisioning: bool = False
+    ) -> Page[RunView]:
         self._check()
-        wanted = [each for each in reversed(self.runs_by_id.values()) if each.project == project]
+        wanted = [
+            each
+            for each in reversed(self.runs_by_id.values())
+            if each.project == project and each.provisioning == provisioning
+        ]
         start = next((n + 1 for n, each in enumerate(wanted) if each.id == cursor), 0)
         page = [msgspec.structs.replace(each, jobs=()) for each in wanted[start : start + limit]]
         more = len(wanted) > start + limit
@@ -232,6 +244,44 @@ class FakeApi:
     async def rerun(self, run_id: RunId, how: Rerun) -> RunView:
         await self.run(run_id)
         return self._add_run(self.orders[run_id], original=run_id)
+
+    async def register_workflows(self, wanted: RegisterWorkflows, *, by: str = "") -> tuple[WorkflowView, ...]:
+        self._check()
+        if wanted.source is not None and wanted.source.hash not in self.sources:
+            raise Invalid("the registration", [Fault(path="source", message="the server does not hold it")])
+        names = wanted.workflows or tuple(each.name for each in wanted.lock.workflows)
+        for spec in (each for each in wanted.lock.workflows if each.name in names):
+            before = self.registered.get(spec.name)
+            self.registered[spec.name] = WorkflowView(
+                name=spec.name,
+                project=wanted.project,
+                events=spec.events,
+                jobs=tuple(job.name for job in spec.jobs),
+                file=spec.file,
+                line=spec.line,
+                lock_hash=wanted.lock.hash,
+                source_hash=wanted.source.hash if wanted.source else "",
+                registered_at=MOMENT,
+                registered_by=by,
+                version=before.version + 1 if before else 1,
+            )
+        return tuple(self.registered[name] for name in names if name in self.registered)
+
+    async def workflows(self, *, project: str = "local") -> tuple[WorkflowView, ...]:
+        self._check()
+        return tuple(each for _, each in sorted(self.registered.items()) if each.project == project)
+
+    async def workflow(self, name: str) -> WorkflowView:
+        self._check()
+        if name not in self.registered:
+            raise NotFound(f"no workflow {name!r} is registered")
+        return self.registered[name]
+
+    async def remove_workflow(self, name: str) -> WorkflowView:
+        view = await self.workflow(name)
+        if view.pools:
+            raise Refused(f"workflow {name} is the provisioner of pool {view.pools[0]}")
+        return self.registered.pop(name)
 
     async def job(self, job_id: JobId) -> JobView:
         self._check()
@@ -376,6 +426,52 @@ class FakeApi:
 
     async def pools(self) -> tuple[PoolView, ...]:
         return (PoolView(name="local", backend="process", labels=("linux",), max_agents=3),)
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        found = (self._provision("agent_x"), self._provision("agent_y"))
+        return tuple(each for each in found if state in ("", each.state) and pool in ("", each.pool))
+
+    def _provision(self, agent_id: str) -> ProvisionView:
+        state = self.said.get(agent_id, "abandoned" if agent_id == "agent_y" else "active")
+        return ProvisionView(
+            id=agent_id,
+            pool="cloud",
+            backend="event",
+            state=state,
+            cause="warm",
+            cost_per_hour=0.5,
+            cost=1.25,
+            age=9000.0,
+            requested_at="2026-01-01T00:00:00Z",
+            story=("2026-01-01T00:00:00Z instance was asked for",),
+            deliveries=(
+                DeliveryView(
+                    id=f"{agent_id}.1",
+                    kind="corral.scaler.scale-up.v1",
+                    sequence=1,
+                    state="delivered",
+                    attempts=2,
+                    created_at="2026-01-01T00:00:00Z",
+                ),
+            ),
+        )
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        if agent_id not in ("agent_x", "agent_y"):
+            raise NotFound(f"no provision {agent_id}")
+        return self._provision(agent_id)
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        return await self._say(agent_id, "releasing")
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        return await self._say(agent_id, "gone")
+
+    async def _say(self, agent_id: AgentId, state: str) -> ProvisionView:
+        if (await self.provision(agent_id)).state != "abandoned":
+            raise Refused(f"provision {agent_id} is not abandoned")
+        self.said[agent_id] = state
+        return self._provision(agent_id)
 
     async def serve_agent(self, link: Link) -> None:
         """Keeps every frame, and sends it back while ``echo_agents`` is set; a frame ``close`` ends it."""

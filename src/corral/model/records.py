@@ -10,20 +10,13 @@ from msgspec import Struct
 from corral.model.events import EventKind, Target
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.spec import JobSpec, NeedSpec, Scalar
-from corral.model.states import (
-    AgentState,
-    AttemptState,
-    DeliveryState,
-    JobState,
-    ProvisionState,
-    RunState,
-    StepState,
-)
+from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
+from corral.model.states import AgentState, AttemptState, DeliveryState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything.
+    ``provisioning``: it works for a provisioner."""
 
     id: RunId
     project: str
@@ -40,6 +33,7 @@ class Run(Struct, frozen=True, kw_only=True):
     event: dict[str, str]
     job_filter: tuple[str, ...]
     original: str
+    provisioning: bool
     cancel_requested_at: int | None
     cancel_force: bool
     cancel_reason: str
@@ -176,7 +170,8 @@ class Provision(Struct, frozen=True, kw_only=True):
     """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself.
 
     ``target`` and ``target_key``: its provisioner, frozen when it was asked for; None and empty for other backends.
-    ``sequence``: of its latest event. ``cause``: ``job``, ``warm`` or ``manual``."""
+    ``sequence``: of its latest event. ``cause``: ``job``, ``warm`` or ``manual``. ``provisioning``: made for a run that
+    makes and ends instances itself."""
 
     agent_id: AgentId
     pool: str
@@ -190,6 +185,7 @@ class Provision(Struct, frozen=True, kw_only=True):
     sequence: int
     cost_per_hour: float
     machine: str
+    provisioning: bool
     cause: str
     job_id: JobId | None
     run_id: RunId | None
@@ -244,8 +240,8 @@ class PoolHealth(Struct, frozen=True, kw_only=True):
 
 
 class Delivery(Struct, frozen=True, kw_only=True):
-    """One event in the outbox. ``sent_at`` and ``send_deadline``: of the latest send, recorded before it was made; it may
-    still arrive until the deadline. ``last``: what the latest send came to (a ``Verdict``; empty: not known).
+    """One event in the outbox. ``sent_at`` and ``send_deadline``: of the latest send, recorded before it was made; it
+    may still arrive until the deadline. ``last``: what the latest send came to (a ``Verdict``; empty: not known).
     ``refusals``: sends that were answered, and refused."""
 
     id: str
@@ -301,3 +297,17 @@ class Sighting(Struct, frozen=True, kw_only=True):
     first_listed_at: int
     last_listed_at: int
     listings: int
+
+
+class RegisteredWorkflow(Struct, frozen=True, kw_only=True):
+    """``version``: how often it was registered."""
+
+    name: str
+    project: str
+    spec: WorkflowSpec
+    lock_hash: str
+    source_hash: str | None
+    source_size: int | None
+    registered_at: int
+    registered_by: str
+    version: int

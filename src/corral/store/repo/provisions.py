@@ -6,18 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from msgspec import structs
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 
+from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId, RunId
+from corral.model.pools import EVENT
 from corral.model.records import Provision
 from corral.model.states import PROVISION, ProvisionEvent, ProvisionState
 from corral.store.repo import deliveries
-from corral.store.repo.rows import NOW, change, columns, many, one
+from corral.store.repo.rows import NOW, add_row, change, columns, many, one
 from corral.store.tables import agents, db_now, provisions
 
 _PROVISION = columns(provisions, Provision)
 # Asked in every pass of a loop: building these costs several times what running them does.
+_GET = select(*_PROVISION).where(provisions.c.agent_id == bindparam("agent_id"))
 _LIVE_PROVISIONS = (
     select(*_PROVISION)
     .where(provisions.c.state != ProvisionState.GONE)
@@ -28,22 +32,32 @@ _OF_HOST = (
     .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
     .order_by(provisions.c.requested_at, provisions.c.agent_id)
 )
-UNNAMED = "reappeared"
-"""The reason told where nobody released it: it was accounted as gone, and exists."""
+LISTED = 10_000
+"""Rows in one list: more than any installation has instances, and no more than an answer can hold."""
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
 def add(connection: Connection, **values: Any) -> None:
-    connection.execute(insert(provisions).values(state=PROVISION.initial, requested_at=db_now(), **values))
+    add_row(connection, provisions, {"state": PROVISION.initial, "requested_at": NOW, **values})
 
 
 def get(connection: Connection, agent_id: AgentId) -> Provision | None:
-    return one(Provision, connection.execute(select(*_PROVISION).where(provisions.c.agent_id == agent_id)).first())
+    return one(Provision, connection.execute(_GET, {"agent_id": agent_id}).first())
 
 
 def live(connection: Connection) -> tuple[Provision, ...]:
     """Every provision that is not gone."""
     return many(Provision, connection.execute(_LIVE_PROVISIONS))
+
+
+def listed(connection: Connection, state: ProvisionState | None, pool: str | None) -> tuple[Provision, ...]:
+    """Newest first, at most LISTED of them; without a state those that are not gone."""
+    wanted = provisions.c.state != ProvisionState.GONE if state is None else provisions.c.state == state
+    query = select(*_PROVISION).where(wanted)
+    if pool is not None:
+        query = query.where(provisions.c.pool == pool)
+    query = query.order_by(provisions.c.requested_at.desc(), provisions.c.agent_id.desc()).limit(LISTED)
+    return many(Provision, connection.execute(query))
 
 
 def of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
@@ -60,7 +74,7 @@ def of_job(connection: Connection, job_id: JobId) -> tuple[Provision, ...]:
 
 
 def count_live(connection: Connection, pool: str | None = None) -> int:
-    """Provisions that hold a slot, of one pool or of all."""
+    """Provisions that are not gone, of one pool or of all."""
     query = select(func.count()).where(provisions.c.state.in_(LIVE))
     if pool is not None:
         query = query.where(provisions.c.pool == pool)
@@ -68,11 +82,45 @@ def count_live(connection: Connection, pool: str | None = None) -> int:
     return found
 
 
-def count_creating(connection: Connection) -> int:
-    """Provisions whose agent has not registered and whose creation has not failed."""
-    query = select(func.count()).where(provisions.c.state == ProvisionState.REQUESTED, provisions.c.failed_at.is_(None))
-    found: int = connection.execute(query).scalar_one()
-    return found
+class Held(Struct, frozen=True, kw_only=True):
+    """What provisions of one kind hold together: ``count`` of them, and their sums."""
+
+    pool: str
+    machine: str
+    backend: str
+    state: ProvisionState
+    provisioning: bool
+    failed: bool
+    count: int
+    cpu: float
+    memory: int
+    cost: float
+
+
+_KINDS = (
+    provisions.c.pool,
+    provisions.c.machine,
+    provisions.c.backend,
+    provisions.c.state,
+    provisions.c.provisioning,
+    provisions.c.failed_at.is_not(None),
+)
+_HELD = (
+    select(
+        *_KINDS,
+        func.count(),
+        func.coalesce(func.sum(provisions.c.cpu), 0.0),
+        func.coalesce(func.sum(provisions.c.memory), 0),
+        func.coalesce(func.sum(provisions.c.cost_per_hour), 0.0),
+    )
+    .where(provisions.c.state.in_(LIVE))
+    .group_by(*_KINDS)
+)
+
+
+def held(connection: Connection) -> tuple[Held, ...]:
+    """What every provision that is not gone holds, counted now."""
+    return many(Held, connection.execute(_HELD))
 
 
 def advance(
@@ -85,50 +133,43 @@ def advance(
 ) -> bool:
     """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves.
 
-    What its provisioner has to be told commits with it. ``evidence``: what a release rests on.
+    The one place where a provision changes its state, so an instance of a user's own provisioner never starts to end
+    without the event that says so. ``evidence``: what the decision rests on, told to the provisioner.
+    :raises Conflict: given up as never asked for, and it was asked for meanwhile.
     """
     if not PROVISION.changes(row.state, event):
         return False
     after = PROVISION.advance(row.state, event)
-    if not _takes_back(connection, row, event):
-        return False
     values["state"] = after
+    told = row.backend == EVENT and after is ProvisionState.RELEASING
+    if told:
+        values["sequence"] = row.sequence + 1
     if after is ProvisionState.RELEASING:
         values.setdefault("released_at", NOW)
         values.setdefault("release_next_at", NOW)
     if after is ProvisionState.GONE:
         values.setdefault("gone_at", NOW)
         values["claim_sealed"] = None
-    if row.target is not None and after is ProvisionState.RELEASING:
-        values["sequence"] = row.sequence + 1
     where = {"agent_id": row.agent_id, "state": row.state, "version": row.version}
     if change(connection, provisions, where, values) != 1:
         return False
-    if row.target is not None:
-        _tell(connection, row, after, str(values.get("release_reason") or row.release_reason), evidence or {})
+    if told:
+        reason = values.get("release_reason", row.release_reason)
+        deliveries.scale_down(connection, replace(row, sequence=row.sequence + 1), reason, evidence or {})
+    unsent = event is ProvisionEvent.UNSENT and row.backend == EVENT
+    if unsent and not deliveries.drop_unsent(connection, row.agent_id):
+        raise Conflict("the provisioner was asked for it meanwhile")
+    if row.backend == EVENT:
+        _settle_deliveries(connection, row.agent_id, after)
     return True
 
 
-def _takes_back(connection: Connection, row: Provision, event: ProvisionEvent) -> bool:
-    """Given up unsent: only while its provisioner was really told nothing."""
-    if row.target is None or event is not ProvisionEvent.UNSENT:
-        return True
-    return deliveries.drop_unsent(connection, row.agent_id)
-
-
-def _tell(
-    connection: Connection, row: Provision, after: ProvisionState, reason: str, evidence: Mapping[str, str]
-) -> None:
-    match after:
-        case ProvisionState.RELEASING:
-            told = structs.replace(row, sequence=row.sequence + 1)
-            deliveries.scale_down(connection, told, reason or UNNAMED, evidence)
-        case ProvisionState.GONE:
-            deliveries.finish_open(connection, row.agent_id)
-        case ProvisionState.ABANDONED:
-            deliveries.fail_open(connection, row.agent_id, "given up")
-        case _:
-            pass
+def _settle_deliveries(connection: Connection, agent_id: AgentId, state: ProvisionState) -> None:
+    """What waits to be sent is not wanted any more once the instance is confirmed gone, or given up."""
+    if state is ProvisionState.GONE:
+        deliveries.finish_open(connection, agent_id)
+    elif state is ProvisionState.ABANDONED:
+        deliveries.fail_open(connection, agent_id, "given up")
 
 
 def write(connection: Connection, row: Provision, **values: Any) -> bool:
