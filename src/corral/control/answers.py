@@ -13,6 +13,7 @@ from corral.decide import delivering
 from corral.decide.delivering import Consequence
 from corral.model.events import Answer, EventKind, Verdict
 from corral.model.ids import AgentId
+from corral.model.pools import Backoff
 from corral.model.records import Delivery, Provision
 from corral.model.states import DeliveryEvent, DeliveryState, ProvisionEvent, ProvisionState
 from corral.runtime.clock import SECOND
@@ -24,7 +25,9 @@ from corral.store.repo.rows import NOW
 log = logging.getLogger(__name__)
 
 
-def answered(connection: Connection, term: Term, delivery_id: str, answer: Answer, chance: float) -> None:
+def answered(
+    connection: Connection, term: Term, delivery_id: str, answer: Answer, chance: float, pace: Backoff
+) -> None:
     """One send came to ``answer``. ``chance``: for the pause before the next."""
     fence(connection, LEASE, term.holder, term.epoch)
     row = deliveries.get(connection, delivery_id)
@@ -48,7 +51,7 @@ def answered(connection: Connection, term: Term, delivery_id: str, answer: Answe
     given_up = _given_up(row, event, refusals, answer, moment)
     deliveries.advance(connection, row, DeliveryEvent.FAIL if given_up else event, **values)
     if provision is not None:
-        _follow(connection, row, provision, consequence, answer)
+        _follow(connection, row, provision, consequence, answer, pace)
         if given_up:
             _abandon(connection, row.agent_id, refusals, answer)
 
@@ -59,11 +62,11 @@ def _given_up(row: Delivery, event: DeliveryEvent, refusals: int, answer: Answer
 
 
 def _follow(
-    connection: Connection, row: Delivery, provision: Provision, consequence: Consequence, answer: Answer
+    connection: Connection, row: Delivery, provision: Provision, consequence: Consequence, answer: Answer, pace: Backoff
 ) -> None:
     match consequence:
         case Consequence.CREATE_FAILED:
-            create_failed(connection, provision.agent_id, answer.detail or "the provisioner refused it")
+            create_failed(connection, provision.agent_id, answer.detail or "the provisioner refused it", pace)
         case Consequence.GONE:
             gone(connection, provision.agent_id)
         case Consequence.REFUSED:
@@ -82,21 +85,22 @@ def _created(connection: Connection, agent_id: AgentId) -> None:
         provisions_rows.write(connection, row, created_at=NOW)
 
 
-def create_failed(connection: Connection, agent_id: AgentId, error: str) -> None:
+def create_failed(connection: Connection, agent_id: AgentId, error: str, pace: Backoff) -> None:
     """For good; the scaler releases it, and a scale-down follows."""
     row = provisions_rows.get(connection, agent_id)
     if row is None or row.state is not ProvisionState.REQUESTED or row.failed_at is not None:
         return
     provisions_rows.write(connection, row, failed_at=NOW, error=error)
-    note_failure(connection, row, error)
+    note_failure(connection, row, error, pace)
 
 
 def gone(connection: Connection, agent_id: AgentId) -> None:
     """Its end is confirmed."""
     row = provisions_rows.get(connection, agent_id)
-    if row is not None and row.state in (ProvisionState.RELEASING, ProvisionState.ABANDONED):
-        if provisions_rows.advance(connection, row, ProvisionEvent.GONE):
-            agents.end(connection, agent_id)
+    if row is None or row.state not in (ProvisionState.RELEASING, ProvisionState.ABANDONED):
+        return
+    if provisions_rows.advance(connection, row, ProvisionEvent.GONE):
+        agents.end(connection, agent_id)
 
 
 def _abandon(connection: Connection, agent_id: AgentId, refusals: int, answer: Answer) -> None:
@@ -133,7 +137,7 @@ def note_epoch(connection: Connection, key: str, answer: Answer) -> None:
         targets.write(connection, key, stale_since=None)
 
 
-def settle_unsent(connection: Connection, term: Term, seen: Delivery) -> None:
+def settle_unsent(connection: Connection, term: Term, seen: Delivery, pace: Backoff) -> None:
     """A scale-up that is not sent (again): its agent is here already, it is not wanted, or it is too late."""
     fence(connection, LEASE, term.holder, term.epoch)
     row = deliveries.get(connection, seen.id)
@@ -149,7 +153,7 @@ def settle_unsent(connection: Connection, term: Term, seen: Delivery) -> None:
         reason = row.error or "it was never reached"
         error = f"the provisioner did not take it in time: {reason}"
         deliveries.advance(connection, row, DeliveryEvent.FAIL, error=error)
-        create_failed(connection, row.agent_id, error)
+        create_failed(connection, row.agent_id, error, pace)
 
 
 def not_sent(connection: Connection, term: Term, row: Delivery) -> None:

@@ -6,21 +6,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from sqlalchemy import Connection
 
 from corral import __version__
+from corral.backends.event.interface import Deliverer
 from corral.backends.interface import Backend
 from corral.control import bell, credentials, holding, ledger, logs, queries, registry, runs, settle
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
+from corral.control.deliverers import ByKind
 from corral.control.dispatcher import Dispatcher
 from corral.control.host import Host
+from corral.control.inventory import Inventories
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link
+from corral.control.outbox import Outbox, OutboxSettings
 from corral.control.provisioning import WorkflowDeliverer
 from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
@@ -62,6 +66,7 @@ from corral.model.views import (
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
 from corral.runtime.sealing import Sealer, SecretUnavailable
+from corral.runtime.service import Service
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
@@ -96,6 +101,8 @@ class CoordinatorSettings:
     heartbeat_interval: float = 20.0
     agent_dead_after: float = 60.0
     ack_timeout: float = 10.0
+    inventory_every: float = 600.0
+    flap_grace: float = 120.0
     step_log_limit: int = STEP_LOG_LIMIT
     run_log_limit: int = RUN_LOG_LIMIT
     caps: Caps = field(default_factory=Caps)
@@ -143,6 +150,7 @@ class Coordinator:
         pools: Callable[[], tuple[Pool, ...]],
         settings: CoordinatorSettings,
         bell_: Bell | None = None,
+        deliverer: Deliverer | None = None,
     ) -> None:
         self.clock = clock
         self.bell = bell_ or Bell()
@@ -157,6 +165,7 @@ class Coordinator:
         self._pools = pools
         self._lines = LastLines()
         self._started_at = clock.now()
+        self.inventories = Inventories(clock, self._db, identity.cluster_id, flap_grace=settings.flap_grace)
         self._running = False
         self.sessions = Sessions(self._session_services())
         self.dispatcher = Dispatcher(
@@ -210,6 +219,36 @@ class Coordinator:
             fence=self._fence,
         )
 
+        self.outbox: Outbox | None = None
+        if deliverer is not None:
+            self.outbox = Outbox(
+                clock,
+                chance,
+                self._db,
+                sealer,
+                self.bell,
+                ByKind(workflows=self.workflow_targets, others=deliverer),
+                pools,
+                Term(holder=identity.coordinator_id, epoch=identity.epoch),
+                OutboxSettings(
+                    cluster_id=identity.cluster_id, urls=settings.urls, inventory_every=settings.inventory_every
+                ),
+                inventories=self.inventories,
+                on_term_over=self._new_term,
+            )
+
+    async def _new_term(self) -> None:
+        """Our term was ended from outside (`corral cluster raise-epoch`): the file lock is still ours, so the next is
+        too."""
+        own = self.identity.coordinator_id
+        epoch = await self._db.write(lambda c: installation.take_lease(c, LEASE, own))
+        log.warning("a new term: epoch %d.%d", *epoch)
+        self.identity = replace(self.identity, epoch=epoch)
+        term = Term(holder=own, epoch=epoch)
+        self.scaler.begin_term(term)
+        if self.outbox is not None:
+            self.outbox.begin_term(term)
+
     def _fence(self, connection: Connection) -> None:
         """:raises Conflict: our term as leader is over."""
         installation.fence(connection, LEASE, self.identity.coordinator_id, self.identity.epoch)
@@ -230,6 +269,7 @@ class Coordinator:
                 lost_after=settings.lost_after,
                 stranded_after=settings.stranded_after,
             ),
+            on_hello=self.inventories.named,
             on_answer=lambda session, message: self.dispatcher.on_answer(session, message),
             on_bound=lambda agent_id: self.host.forget_claim(agent_id),
             secrets=self.secrets_of,
@@ -250,8 +290,12 @@ class Coordinator:
             return
         self._running = True
         await self._recover()
-        for service in (self.sweeper, self.dispatcher, self.host, self.scaler):
+        for service in self._services():
             await service.start()
+
+    def _services(self) -> tuple[Service, ...]:
+        own: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
+        return own if self.outbox is None else (*own, self.outbox)
 
     async def _recover(self) -> None:
         """Sessions of the process before this one are over; an offer it made was never started."""
@@ -278,6 +322,8 @@ class Coordinator:
         await self.sessions.stop(grace)
         await self.sweeper.stop(grace)
         await self.host.stop(grace)
+        if self.outbox is not None:
+            await self.outbox.stop(grace)
         for backend in self._backends.values():
             await backend.close()
 
@@ -337,7 +383,7 @@ class Coordinator:
     async def health(self) -> tuple[ServiceHealth, ...]:
         found = [await self._database_health()]
         now = self.clock.monotonic()
-        for service in (self.dispatcher, self.scaler, self.host, self.sweeper):
+        for service in self._services():
             quiet = now - service.last_pass if service.last_pass is not None else None
             healthy = quiet is not None and quiet < STALLED_AFTER
             detail = (

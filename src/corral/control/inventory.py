@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,6 +34,9 @@ log = logging.getLogger(__name__)
 
 FLAP_GRACE = 120.0
 """Seconds between two complete listings that count as two."""
+NAMES_KEPT = 10_000
+NAMED_FOR = 3600.0
+"""Seconds for which a stray whose agent knocked is left alone."""
 REQUESTS_KEPT = 64
 PARTS_MAX = 100_000
 """Instances of one listing in parts."""
@@ -64,8 +66,7 @@ class Ghost:
 
 
 class Inventories:
-    """Held by one coordinator. ``named``: the moment (database time) at which a hello last named this agent id, or
-    None; any hello counts, verified or not."""
+    """Held by one coordinator."""
 
     def __init__(
         self,
@@ -73,13 +74,12 @@ class Inventories:
         database: Database,
         cluster_id: ClusterId,
         *,
-        named: Callable[[AgentId], int | None] = lambda agent_id: None,
         flap_grace: float = FLAP_GRACE,
     ) -> None:
         self._clock = clock
         self._database = database
         self._cluster_id = cluster_id
-        self._named = named
+        self._named: OrderedDict[AgentId, float] = OrderedDict()
         self._grace = int(flap_grace * SECOND)
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._absent: dict[AgentId, int] = {}
@@ -87,6 +87,13 @@ class Inventories:
         self._ready: frozenset[tuple[str, AgentId]] = frozenset()
         self._since: int | None = None
         self.ghosts: dict[str, tuple[Ghost, ...]] = {}
+
+    def named(self, agent_id: AgentId) -> None:
+        """A hello named it, verified or not: somebody lives there."""
+        self._named[agent_id] = self._clock.monotonic()
+        self._named.move_to_end(agent_id)
+        while len(self._named) > NAMES_KEPT:
+            self._named.popitem(last=False)
 
     def asked(self, request: str, key: str, asked_at: int) -> None:
         self._since = asked_at if self._since is None else self._since
@@ -121,9 +128,7 @@ class Inventories:
             whole, request.parts = tuple(request.parts), []
             await self._database.write(lambda c: self._compare(c, term, request, whole))
 
-    def _compare(
-        self, connection: Connection, term: Term, request: Request, whole: tuple[ListedInstance, ...]
-    ) -> None:
+    def _compare(self, connection: Connection, term: Term, request: Request, whole: tuple[ListedInstance, ...]) -> None:
         fence(connection, LEASE, term.holder, term.epoch)
         targets.write(connection, request.key, listed_at=NOW, listing_supported=True)
         ours = [one for one in whole if one.cluster_id == self._cluster_id and one.agent_id]
@@ -138,9 +143,7 @@ class Inventories:
         self._missing(connection, request, ids)
         self._ready = self._judge(connection)
 
-    def _instance(
-        self, connection: Connection, request: Request, one: ListedInstance, row: Provision | None
-    ) -> None:
+    def _instance(self, connection: Connection, request: Request, one: ListedInstance, row: Provision | None) -> None:
         agent_id = AgentId(one.agent_id)
         if row is None:
             sightings.seen(
@@ -204,8 +207,8 @@ class Inventories:
         spaced = row.listings >= 2 and row.last_listed_at - first >= self._grace
         if not spaced or not _AGENT_ID.match(row.agent_id) or agents.get(connection, row.agent_id) is not None:
             return False
-        named = self._named(row.agent_id)
-        return named is None or named < first
+        named = self._named.get(row.agent_id)
+        return named is None or self._clock.monotonic() - named > NAMED_FOR
 
     def ready_strays(self) -> frozenset[tuple[str, AgentId]]:
         return self._ready
@@ -268,4 +271,3 @@ def approve_strays(connection: Connection) -> int:
 def strays_held(connection: Connection) -> int:
     """How many wait for an approval."""
     return 0 if strays_allowed(connection) else len(sightings.every(connection))
-

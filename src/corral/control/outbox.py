@@ -246,9 +246,7 @@ class Outbox(Service):
                 return
             request = f"{epoch_text(state.term.epoch)}.{asked_at}"
             self._inventories.asked(request, key, asked_at)
-            data = Inventory(
-                cluster_id=self._settings.cluster_id, epoch=epoch_text(state.term.epoch), request=request
-            )
+            data = Inventory(cluster_id=self._settings.cluster_id, epoch=epoch_text(state.term.epoch), request=request)
             event_id = f"inventory.{request}"
             work = self._call(target, inventory_event(data, event_id, asked_at), event_id)
             asking.first = began if asking.first is None else asking.first
@@ -333,7 +331,12 @@ class Outbox(Service):
             return
         claim = self._sealer.open(ready.sealed, ready.provision.agent_id) if ready.sealed is not None else None
         event = scale_event(
-            ready.row, ready.provision, claim, cluster_id=self._settings.cluster_id, epoch=term.epoch, urls=self._settings.urls
+            ready.row,
+            ready.provision,
+            claim,
+            cluster_id=self._settings.cluster_id,
+            epoch=term.epoch,
+            urls=self._settings.urls,
         )
         await self._record(ready.row, await self._call(row.target, event, row.id))
 

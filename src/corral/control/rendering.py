@@ -71,9 +71,7 @@ def inventory_event(data: Inventory, event_id: str, moment: int) -> bytes:
     return _encode(EventKind.INVENTORY, event_id, str(data.cluster_id), moment, data)
 
 
-def _encode(
-    kind: EventKind, event_id: str, subject: str, moment: int, data: ScaleUp | ScaleDown | Inventory
-) -> bytes:
+def _encode(kind: EventKind, event_id: str, subject: str, moment: int, data: ScaleUp | ScaleDown | Inventory) -> bytes:
     return msgspec.json.encode(
         CloudEvent(
             specversion=SPEC_VERSION,
