@@ -235,6 +235,7 @@ class Coordinator:
                 ),
                 inventories=self.inventories,
                 on_term_over=self._new_term,
+                pace=lambda: settings.caps.backoff,
             )
 
     async def _new_term(self) -> None:

@@ -27,7 +27,7 @@ from corral.decide.delivering import Fence, Situation
 from corral.model.errors import CorralError
 from corral.model.events import Answer, EventKind, Inventory, Target, Verdict, target_key
 from corral.model.ids import AgentId, ClusterId
-from corral.model.pools import Pool
+from corral.model.pools import Backoff, Pool
 from corral.model.records import Delivery, Provision, Provisioner
 from corral.model.states import DeliveryEvent, DeliveryState, ProvisionState
 from corral.runtime.chance import Chance
@@ -124,6 +124,7 @@ class Outbox(Service):
         *,
         inventories: Inventories,
         on_term_over: Callable[[], Awaitable[None]],
+        pace: Callable[[], Backoff] = Backoff,
     ) -> None:
         super().__init__(clock)
         self._chance = chance
@@ -136,6 +137,7 @@ class Outbox(Service):
         self._state = OutboxState(term=term)
         self._inventories = inventories
         self._on_term_over = on_term_over
+        self._pace = pace
         self._busy: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
         self._asks: set[asyncio.Task[None]] = set()
         self._purged = clock.monotonic()
@@ -203,7 +205,7 @@ class Outbox(Service):
         for row in lost:
             await self._record(row, Answer(verdict=Verdict.UNANSWERED, detail="the sending was interrupted"))
         for row in settled:
-            await self._database.write(lambda c, row=row: answers.settle_unsent(c, self._state.term, row))  # type: ignore[misc]
+            await self._database.write(lambda c, row=row: answers.settle_unsent(c, self._state.term, row, self._pace()))  # type: ignore[misc]
         if settled:
             self._bell.ring(bell.SCALE)
 
@@ -376,7 +378,7 @@ class Outbox(Service):
     async def _record(self, row: Delivery, answer: Answer) -> None:
         term = self._state.term
         chance = self._chance.uniform(0, 1)
-        await self._database.write(lambda c: answers.answered(c, term, row.id, answer, chance))
+        await self._database.write(lambda c: answers.answered(c, term, row.id, answer, chance, self._pace()))
 
     # --- what else the leader does about provisioners ---
 

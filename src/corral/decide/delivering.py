@@ -189,7 +189,7 @@ def _releasing(verdict: Verdict, last: str) -> Meaning:
 
 def pause(attempts: int, chance: float, retry_after: float | None = None) -> float:
     """Seconds until the next send. ``attempts``: sends so far, at least 1. ``chance``: in [0, 1)."""
-    ceiling = min(BACKOFF_MAX, BACKOFF_BASE * 2 ** min(max(attempts, 1) - 1, 16))
+    ceiling: float = min(BACKOFF_MAX, BACKOFF_BASE * 2 ** min(max(attempts, 1) - 1, 16))
     asked = min(retry_after, BACKOFF_MAX) if retry_after is not None else 0.0
     return max(chance * ceiling, asked, BACKOFF_LEAST)
 

@@ -43,7 +43,7 @@ def raise_generation(connection: Connection, name: str) -> int:
     row = connection.execute(select(lease.c.generation).where(lease.c.name == name)).first()
     if row is None:
         return 0
-    generation = max(row.generation + 1, now(connection) // 1_000_000)
+    generation: int = max(row.generation + 1, now(connection) // 1_000_000)
     connection.execute(update(lease).where(lease.c.name == name).values(generation=generation))
     return generation
 
