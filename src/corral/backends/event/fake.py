@@ -78,8 +78,8 @@ class Heard:
 
 @dataclass(kw_only=True)
 class Cloud:
-    """What outlives a coordinator: instances, and what the provisioner remembers. ``on_create`` and ``on_destroy`` let a
-    simulated agent live and die with its instance. ``refuse``: the share of creations that fail, answered.
+    """What outlives a coordinator: instances, and what the provisioner remembers. ``on_create`` and ``on_destroy`` let
+    a simulated agent live and die with its instance. ``refuse``: the share of creations that fail, answered.
     ``down``: nothing answers. ``list_lag``: the listing is the one before the latest change.
     ``hourly``: what an instance costs."""
 
