@@ -29,6 +29,7 @@ mutations: $(DEVSTAMP)
 docs: $(DEVSTAMP)
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/api_reference.py
+	$(BIN)/python tools/event_reference.py
 
 # What is too long for the test command; an hour or two.
 nightly: $(DEVSTAMP)

@@ -131,9 +131,9 @@ def test_the_victim_of_a_deadlock_is_run_again() -> None:
         await asyncio.gather(database.write(cross("a", "b")), database.write(cross("b", "a")))
         return await database.read(lambda c: (get(c, "a"), get(c, "b")))
 
-    a, b = using(url, use)
+    a, b = using(url, use, lock=WITHIN)
     assert a == b and a in ("a", "b"), "one transaction whole after the other"
-    assert sorted(set(runs)) == ["a", "b"] and len(runs) == 3, "one of them was run twice"
+    assert sorted(set(runs)) == ["a", "b"] and len(runs) >= 3, "one of them was run again"
 
 
 def test_a_lock_that_is_not_had_in_time_is_given_up() -> None:

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Entry] = {
     "login": _entry("login"),
     "paths": _entry("paths"),
     "clean": _entry("clean"),
+    "provisioner": _entry("provisioner", "app"),
     "db": _entry("db", "app"),
     "firecracker": _entry("firecracker", "app"),
     "sim": _entry("sim", "app"),

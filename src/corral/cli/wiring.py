@@ -23,6 +23,7 @@ from corral.cli.statedir import (
     DATABASE,
     KEY_FILE,
     LOGS,
+    SECRETS,
     SERVER_FILE,
     SOURCES,
     TOKEN_FILE,
@@ -39,6 +40,7 @@ from corral.runtime.chance import SystemChance
 from corral.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from corral.backends.event.deliverers import Deliverers
     from corral.backends.interface import Backend
     from corral.backends.process.backend import ProcessBackend
     from corral.client import Client
@@ -152,6 +154,20 @@ def _process_backend(
         tied=tied,
         uids=config.uid_range() if slots else None,
         users=tuple(pool.user for pool in config.pools if pool.user),
+    )
+
+
+def deliverers(state_dir: Path) -> Deliverers:
+    """How events reach webhooks and programs; what starts workflow runs is set once there is a coordinator. Serves one
+    event loop."""
+    from corral.backends.event.deliverers import Deliverers
+    from corral.backends.event.execute import ExecDeliverer
+    from corral.backends.event.secretfile import SecretStore
+    from corral.backends.event.webhook import WebhookDeliverer
+
+    return Deliverers(
+        webhooks=WebhookDeliverer(SecretStore(state_dir / SECRETS, os.environ), SystemClock()),
+        programs=ExecDeliverer(state_dir, os.environ),
     )
 
 
