@@ -14,7 +14,20 @@ from sqlalchemy import Connection
 from corral import __version__
 from corral.backends.event.interface import Deliverer
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, holding, ledger, logs, queries, registry, runs, settle
+from corral.control import (
+    bell,
+    credentials,
+    hearing,
+    holding,
+    inventory,
+    leaks,
+    ledger,
+    logs,
+    queries,
+    registry,
+    runs,
+    settle,
+)
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
 from corral.control.deliverers import ByKind
@@ -35,8 +48,10 @@ from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
 from corral.control.sweeper import Sweeper, SweeperSettings
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Unauthenticated
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.pools import Caps, Pool
 from corral.model.records import Agent, Job
 from corral.model.secret import Secret
@@ -625,6 +640,41 @@ class Coordinator:
         await self._db.write(lambda c: ledger.forget(c, agent_id, by))
         self.bell.ring(bell.SCALE)
         return await self.provision(agent_id)
+
+    # --- provisioners ---
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        view = await self._db.write(lambda c: hearing.report(c, agent_id, said, self.settings.caps.backoff))
+        self.bell.ring(bell.OUTBOX, bell.SCALE)
+        return view
+
+    async def take_listing(self, listing: Listing) -> LedgerView:
+        term = Term(holder=self.identity.coordinator_id, epoch=self.identity.epoch)
+        await self.inventories.listed(listing, term)
+        self.bell.ring(bell.OUTBOX, bell.SCALE)
+        return await self.ledger()
+
+    async def ledger(self) -> LedgerView:
+        unanswered = self.outbox.unanswered if self.outbox is not None else ()
+        return await self._db.read(lambda c: leaks.snapshot(c, self.inventories.ghosts, unanswered))
+
+    async def inventory_now(self) -> LedgerView:
+        if self.outbox is None:
+            raise Refused("no server runs on this state directory; only it asks provisioners")
+        self.outbox.ask_now()
+        return await self.ledger()
+
+    async def approve_strays(self, *, by: str = "") -> EpochView:
+        generation = await self._db.write(inventory.approve_strays)
+        log.warning("strays may be destroyed from now on (generation %d), says %s", generation, by or "the operator")
+        return EpochView(generation=generation)
+
+    async def raise_epoch(self, *, by: str = "") -> EpochView:
+        """The term in hand ends with it: the outbox notices, and takes a new one."""
+        generation = await self._db.write(lambda c: installation.raise_generation(c, LEASE))
+        log.warning("the epoch's generation is %d now, says %s", generation, by or "the operator")
+        self.bell.ring(bell.OUTBOX)
+        return EpochView(generation=generation)
 
     async def serve_agent(self, link: Link) -> None:
         if not self._running:
