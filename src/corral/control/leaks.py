@@ -40,7 +40,7 @@ def snapshot(
 def _leak(kind: str, since: int, moment: int, hourly: float, **more: str) -> Leak:
     hours = max(0, moment - since) / _HOUR
     cost = round(hours * hourly, 6)
-    return Leak(kind=kind, since=rfc3339(since), hours=round(hours, 6), cost_per_hour=hourly, cost=cost, **more)  # type: ignore[arg-type]
+    return Leak(kind=kind, since=rfc3339(since), hours=round(hours, 6), cost_per_hour=hourly, cost=cost, **more)
 
 
 def _abandoned(connection: Connection, moment: int) -> list[Leak]:
