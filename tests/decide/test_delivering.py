@@ -56,7 +56,7 @@ def a_delivery(number: int = 1, **more: Any) -> Delivery:
 TOLD = Situation(fences={"t": Fence.TOLD, "u": Fence.TOLD}, now=1000 * SECOND)
 
 
-@pytest.mark.parametrize(("kind", "verdict", "state"), product(EventKind, Verdict, STATES))
+@pytest.mark.parametrize(("kind", "verdict", "state"), list(product(EventKind, Verdict, STATES)))
 def test_every_answer_means_something(kind: EventKind, verdict: Verdict, state: ProvisionState | None) -> None:
     """Q14: total over kind, verdict and state; and what it means is a move of both machines."""
     found = meaning(kind, verdict, state)

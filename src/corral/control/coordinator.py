@@ -319,6 +319,7 @@ class Coordinator:
         wake = Wake()
 
         def write(connection: Connection) -> None:
+            inventory.strays_allowed(connection)  # the first term of all is the one that needs no approval
             agent_rows.disconnect_all(connection, own)
             for row in jobs.offered(connection):
                 settle.withdraw(connection, row, "the coordinator was restarted", wake, counts=False)
