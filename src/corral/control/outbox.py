@@ -49,6 +49,9 @@ RECORDED_WITHIN = 2.0
 SPAWN_TIMEOUT = 300.0
 """Seconds, for a provision whose pool is not configured any more."""
 PURGE_EVERY = 300.0
+FIRST_PATIENCE = 10.0
+"""Seconds that a term's first creations wait behind an inventory request which is not answered, so as not to overtake
+it on the way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ class Asking:
     attempts: int = 0
     next: float = 0.0
     running: bool = False
+    ended: bool = False
+    """The first call is over, however it was answered."""
     waived: bool = False
 
 
@@ -254,6 +259,7 @@ class Outbox(Service):
             asking.first = began if asking.first is None else asking.first
             self.wake()
             answer = await work
+            asking.ended = True
             await self._heard(key, request, answer, asking, state)
         except CorralError as error:
             log.warning("inventory of %s: %s", key, error)
@@ -281,7 +287,7 @@ class Outbox(Service):
             asking = self._state.asking.get(key, Asking())
             if row.told_epoch == own:
                 found[key] = Fence.TOLD
-            elif asking.first is None:
+            elif asking.first is None or not (asking.ended or moment - asking.first >= FIRST_PATIENCE):
                 found[key] = Fence.UNASKED
             elif moment - asking.first >= delivering.DELIVERY_DEADLINE:
                 if not asking.waived:
