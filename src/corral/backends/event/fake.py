@@ -7,7 +7,6 @@ Deterministic and without threads; time is the clock's, so the simulator can run
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from corral.model.events import Answer, EventKind, ListedInstance, Listing, Target, Verdict
+from corral.runtime.chance import Chance, SeededChance
 from corral.runtime.clock import Clock
 
 
@@ -97,7 +97,7 @@ class Cloud:
     list_lag: bool = False
     lists: bool = True
     hourly: float = 1.0
-    random: random.Random = field(default_factory=lambda: random.Random(0))
+    chance: Chance = field(default_factory=lambda: SeededChance(0))
     on_create: Callable[[Made], None] = lambda made: None
     on_destroy: Callable[[str], None] = lambda agent_id: None
     _before: tuple[Made, ...] = ()
@@ -213,7 +213,7 @@ class FakeProvisioner:
             case Say(answer=answer):
                 return answer
             case None:
-                if kind is EventKind.SCALE_UP and self.cloud.random.random() < self.cloud.refuse:
+                if kind is EventKind.SCALE_UP and self.cloud.chance.uniform(0.0, 1.0) < self.cloud.refuse:
                     return Answer(verdict=Verdict.ABSENT, detail="410 no capacity of this kind")
                 return self._carry_out(kind, data)
 
