@@ -7,6 +7,7 @@ import asyncio
 import statistics
 import time
 
+from bench.events import EVENT_CASES
 from bench.harness import (
     BenchFailed,
     Figure,
@@ -161,4 +162,5 @@ CASES = {
     "crowd": crowd,
     **LOAD_CASES,
     **SCALER_CASES,
+    **EVENT_CASES,
 }

@@ -13,7 +13,9 @@ import msgspec
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.link import Link, LinkClosed
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, TooLarge, Unauthenticated
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.spec import JobSpec, Lock, StepSpec, WorkflowSpec
 from corral.model.states import RUN, JobState, RunState
 from corral.model.views import (
@@ -472,6 +474,31 @@ class FakeApi:
             raise Refused(f"provision {agent_id} is not abandoned")
         self.said[agent_id] = state
         return self._provision(agent_id)
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        self._check()
+        view = await self.provision(agent_id)
+        return ReportView(agent_id=view.id, state=said.state, taken=True)
+
+    async def take_listing(self, listing: Listing) -> LedgerView:
+        if listing.request != "1.1.1":
+            raise NotFound(f"no inventory request {listing.request!r} waits for a listing")
+        return await self.ledger()
+
+    async def ledger(self) -> LedgerView:
+        self._check()
+        return LedgerView(leaks=(), alarms=(), targets=(), waiting=0, lag=0.0)
+
+    async def inventory_now(self) -> LedgerView:
+        return await self.ledger()
+
+    async def approve_strays(self, *, by: str = "") -> EpochView:
+        self._check()
+        return EpochView(generation=1)
+
+    async def raise_epoch(self, *, by: str = "") -> EpochView:
+        self._check()
+        return EpochView(generation=2)
 
     async def serve_agent(self, link: Link) -> None:
         """Keeps every frame, and sends it back while ``echo_agents`` is set; a frame ``close`` ends it."""

@@ -50,6 +50,7 @@ COMMANDS: dict[str, Entry] = {
     "paths": _entry("paths"),
     "clean": _entry("clean"),
     "provisioner": _entry("provisioner", "app"),
+    "cluster": _entry("cluster", "app"),
     "db": _entry("db", "app"),
     "firecracker": _entry("firecracker", "app"),
     "sim": _entry("sim", "app"),

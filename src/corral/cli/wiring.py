@@ -108,6 +108,9 @@ async def assemble(
         backends: dict[str, Backend] = {}
         if not offline:
             backends["process"] = _process_backend(state_dir, config, identity.cluster_id, tied=tied, slots=slots)
+        ways = None if offline else deliverers(state_dir)
+        if ways is not None:
+            closers.append(ways.close)
         pools = tuple(to_pool(pool) for pool in config.pools)
         timing = config.timing
         coordinator = Coordinator(
@@ -118,6 +121,7 @@ async def assemble(
             identity=identity,
             backends=backends,
             pools=lambda: pools,
+            deliverer=ways,
             settings=CoordinatorSettings(
                 urls=urls,
                 offline=offline,

@@ -18,7 +18,9 @@ import msgspec
 from corral.client.events import Event, NotEvents, events
 from corral.client.problems import NotCorral, Unreachable, error_from, error_of
 from corral.model.errors import CorralError, NotFound, PermanentError, TemporaryError
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.spec import SourceRef
 from corral.model.views import (
     AgentView,
@@ -137,6 +139,24 @@ class Client:
 
     async def forget_provision(self, agent_id: AgentId) -> ProvisionView:
         return await self._send("POST", f"provisions/{_part(agent_id)}/forget", ProvisionView)
+
+    async def ledger(self) -> LedgerView:
+        return await self._send("GET", "provisioner/ledger", LedgerView)
+
+    async def inventory_now(self) -> LedgerView:
+        return await self._send("POST", "provisioner/inventory", LedgerView)
+
+    async def approve_strays(self) -> EpochView:
+        return await self._send("POST", "provisioner/approve-strays", EpochView)
+
+    async def raise_epoch(self) -> EpochView:
+        return await self._send("POST", "cluster/raise-epoch", EpochView)
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        return await self._send("POST", f"provisions/{_part(agent_id)}/report", ReportView, said)
+
+    async def send_listing(self, listing: Listing) -> LedgerView:
+        return await self._send("POST", "provisioner/listing", LedgerView, listing)
 
     async def cordon_agent(self, agent_id: AgentId) -> AgentView:
         return await self._send("POST", f"agents/{_part(agent_id)}/cordon", AgentView)

@@ -55,6 +55,8 @@ SCALE = "scale"
 """Demand or supply changed."""
 HOST = "host"
 """A provision of this host has to be created or destroyed."""
+OUTBOX = "outbox"
+"""An event for a provisioner was committed, or a report came."""
 STOPS = "stops"
 """A job on an agent has to be told to stop."""
 

@@ -6,21 +6,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from sqlalchemy import Connection
 
 from corral import __version__
+from corral.backends.event.interface import Deliverer
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, holding, ledger, logs, queries, registry, runs, settle
+from corral.control import (
+    bell,
+    credentials,
+    hearing,
+    holding,
+    inventory,
+    leaks,
+    ledger,
+    logs,
+    queries,
+    registry,
+    runs,
+    settle,
+)
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
+from corral.control.deliverers import ByKind
 from corral.control.dispatcher import Dispatcher
 from corral.control.host import Host
+from corral.control.inventory import Inventories
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link
+from corral.control.outbox import Outbox, OutboxSettings
 from corral.control.provisioning import WorkflowDeliverer
 from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
@@ -31,8 +48,10 @@ from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
 from corral.control.sweeper import Sweeper, SweeperSettings
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Unauthenticated
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.pools import Caps, Pool
 from corral.model.records import Agent, Job
 from corral.model.secret import Secret
@@ -62,6 +81,7 @@ from corral.model.views import (
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
 from corral.runtime.sealing import Sealer, SecretUnavailable
+from corral.runtime.service import Service
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
@@ -96,6 +116,8 @@ class CoordinatorSettings:
     heartbeat_interval: float = 20.0
     agent_dead_after: float = 60.0
     ack_timeout: float = 10.0
+    inventory_every: float = 600.0
+    flap_grace: float = 120.0
     step_log_limit: int = STEP_LOG_LIMIT
     run_log_limit: int = RUN_LOG_LIMIT
     caps: Caps = field(default_factory=Caps)
@@ -143,6 +165,7 @@ class Coordinator:
         pools: Callable[[], tuple[Pool, ...]],
         settings: CoordinatorSettings,
         bell_: Bell | None = None,
+        deliverer: Deliverer | None = None,
     ) -> None:
         self.clock = clock
         self.bell = bell_ or Bell()
@@ -157,6 +180,7 @@ class Coordinator:
         self._pools = pools
         self._lines = LastLines()
         self._started_at = clock.now()
+        self.inventories = Inventories(clock, self._db, identity.cluster_id, flap_grace=settings.flap_grace)
         self._running = False
         self.sessions = Sessions(self._session_services())
         self.dispatcher = Dispatcher(
@@ -210,6 +234,37 @@ class Coordinator:
             fence=self._fence,
         )
 
+        self.outbox: Outbox | None = None
+        if deliverer is not None:
+            self.outbox = Outbox(
+                clock,
+                chance,
+                self._db,
+                sealer,
+                self.bell,
+                ByKind(workflows=self.workflow_targets, others=deliverer),
+                pools,
+                Term(holder=identity.coordinator_id, epoch=identity.epoch),
+                OutboxSettings(
+                    cluster_id=identity.cluster_id, urls=settings.urls, inventory_every=settings.inventory_every
+                ),
+                inventories=self.inventories,
+                on_term_over=self._new_term,
+                pace=lambda: settings.caps.backoff,
+            )
+
+    async def _new_term(self) -> None:
+        """Our term was ended from outside (`corral cluster raise-epoch`): the file lock is still ours, so the next is
+        too."""
+        own = self.identity.coordinator_id
+        epoch = await self._db.write(lambda c: installation.take_lease(c, LEASE, own))
+        log.warning("a new term: epoch %d.%d", *epoch)
+        self.identity = replace(self.identity, epoch=epoch)
+        term = Term(holder=own, epoch=epoch)
+        self.scaler.begin_term(term)
+        if self.outbox is not None:
+            self.outbox.begin_term(term)
+
     def _fence(self, connection: Connection) -> None:
         """:raises Conflict: our term as leader is over."""
         installation.fence(connection, LEASE, self.identity.coordinator_id, self.identity.epoch)
@@ -230,6 +285,7 @@ class Coordinator:
                 lost_after=settings.lost_after,
                 stranded_after=settings.stranded_after,
             ),
+            on_hello=self.inventories.named,
             on_answer=lambda session, message: self.dispatcher.on_answer(session, message),
             on_bound=lambda agent_id: self.host.forget_claim(agent_id),
             secrets=self.secrets_of,
@@ -250,8 +306,12 @@ class Coordinator:
             return
         self._running = True
         await self._recover()
-        for service in (self.sweeper, self.dispatcher, self.host, self.scaler):
+        for service in self._services():
             await service.start()
+
+    def _services(self) -> tuple[Service, ...]:
+        own: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
+        return own if self.outbox is None else (*own, self.outbox)
 
     async def _recover(self) -> None:
         """Sessions of the process before this one are over; an offer it made was never started."""
@@ -259,6 +319,7 @@ class Coordinator:
         wake = Wake()
 
         def write(connection: Connection) -> None:
+            inventory.strays_allowed(connection)  # the first term of all is the one that needs no approval
             agent_rows.disconnect_all(connection, own)
             for row in jobs.offered(connection):
                 settle.withdraw(connection, row, "the coordinator was restarted", wake, counts=False)
@@ -278,6 +339,8 @@ class Coordinator:
         await self.sessions.stop(grace)
         await self.sweeper.stop(grace)
         await self.host.stop(grace)
+        if self.outbox is not None:
+            await self.outbox.stop(grace)
         for backend in self._backends.values():
             await backend.close()
 
@@ -337,7 +400,7 @@ class Coordinator:
     async def health(self) -> tuple[ServiceHealth, ...]:
         found = [await self._database_health()]
         now = self.clock.monotonic()
-        for service in (self.dispatcher, self.scaler, self.host, self.sweeper):
+        for service in self._services():
             quiet = now - service.last_pass if service.last_pass is not None else None
             healthy = quiet is not None and quiet < STALLED_AFTER
             detail = (
@@ -578,6 +641,41 @@ class Coordinator:
         await self._db.write(lambda c: ledger.forget(c, agent_id, by))
         self.bell.ring(bell.SCALE)
         return await self.provision(agent_id)
+
+    # --- provisioners ---
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        view = await self._db.write(lambda c: hearing.report(c, agent_id, said, self.settings.caps.backoff))
+        self.bell.ring(bell.OUTBOX, bell.SCALE)
+        return view
+
+    async def take_listing(self, listing: Listing) -> LedgerView:
+        term = Term(holder=self.identity.coordinator_id, epoch=self.identity.epoch)
+        await self.inventories.listed(listing, term)
+        self.bell.ring(bell.OUTBOX, bell.SCALE)
+        return await self.ledger()
+
+    async def ledger(self) -> LedgerView:
+        unanswered = self.outbox.unanswered if self.outbox is not None else ()
+        return await self._db.read(lambda c: leaks.snapshot(c, self.inventories.ghosts, unanswered))
+
+    async def inventory_now(self) -> LedgerView:
+        if self.outbox is None:
+            raise Refused("no server runs on this state directory; only it asks provisioners")
+        self.outbox.ask_now()
+        return await self.ledger()
+
+    async def approve_strays(self, *, by: str = "") -> EpochView:
+        generation = await self._db.write(inventory.approve_strays)
+        log.warning("strays may be destroyed from now on (generation %d), says %s", generation, by or "the operator")
+        return EpochView(generation=generation)
+
+    async def raise_epoch(self, *, by: str = "") -> EpochView:
+        """The term in hand ends with it: the outbox notices, and takes a new one."""
+        generation = await self._db.write(lambda c: installation.raise_generation(c, LEASE))
+        log.warning("the epoch's generation is %d now, says %s", generation, by or "the operator")
+        self.bell.ring(bell.OUTBOX)
+        return EpochView(generation=generation)
 
     async def serve_agent(self, link: Link) -> None:
         if not self._running:

@@ -120,6 +120,10 @@ class Scaler(Service):
         self.draining = False
         bell_.listen(bell.SCALE, self.wake)
 
+    def begin_term(self, term: Term) -> None:
+        """What it writes is fenced with this one from now on."""
+        self._term = term
+
     async def run_once(self) -> None:
         pools, caps = self._settings.pools(), self._settings.caps()
         world = await self._database.read(lambda c: look(c, pools, caps))

@@ -126,6 +126,8 @@ class Services:
     """(mandatory labels, is the default pool) of a pool by name."""
     lines: LastLines
     quota: RunQuota
+    on_hello: Callable[[AgentId], None] = lambda agent_id: None
+    """Told of the agent that a hello names, before anything is verified."""
 
 
 class Registry(Protocol):
@@ -406,6 +408,7 @@ class Session:
 
     async def _hello(self, hello: Hello) -> None:
         self._greeted = AgentId(hello.agent_id)
+        self._s.on_hello(self._greeted)
         self._sessions.greet(self._greeted)
         outcome = await self._register(hello)
         if isinstance(outcome, Turned):

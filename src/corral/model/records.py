@@ -270,6 +270,35 @@ class Delivery(Struct, frozen=True, kw_only=True):
     version: int
 
 
+class Provisioner(Struct, frozen=True, kw_only=True):
+    """A user's provisioner as one installation knows it. ``told_epoch``: the latest term whose inventory request it
+    received. ``listed_at``: its last complete listing. ``stale_since``: it refuses us for a higher epoch."""
+
+    key: str
+    target: Target
+    told_epoch: str
+    asked_at: int | None
+    told_at: int | None
+    listed_at: int | None
+    listing_supported: bool | None
+    stale_since: int | None
+    error: str
+    version: int
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """An instance that a provisioner listed and nobody here wants. ``listings``: complete ones in a row."""
+
+    target_key: str
+    agent_id: AgentId
+    provider_id: str
+    pool: str
+    cost_per_hour: float
+    first_listed_at: int
+    last_listed_at: int
+    listings: int
+
+
 class RegisteredWorkflow(Struct, frozen=True, kw_only=True):
     """``version``: how often it was registered."""
 

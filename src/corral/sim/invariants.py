@@ -156,7 +156,7 @@ class Watch:
 
 def resting(world: World) -> str:
     """What is still going on, empty: nothing."""
-    return world.query(_unfinished) or ("instances are left" if world.host.instances else "")
+    return world.query(_unfinished) or ("instances are left" if world.host.instances or world.cloud.instances else "")
 
 
 def _unfinished(connection: Connection) -> str:

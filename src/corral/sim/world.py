@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
+from corral.backends.event.fake import Cloud, FakeProvisioner, Made
 from corral.backends.fake import FakeBackend, FakeHost
 from corral.backends.interface import Created, Ending, Finding, Instance, InstanceSpec, Isolation
 from corral.control.bell import Bell
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
 from corral.model.agentconfig import AgentConfig
 from corral.model.errors import CorralError
+from corral.model.events import Answer, Target
 from corral.model.ids import AgentId
 from corral.model.pools import Pool
 from corral.runtime.chance import SeededChance
@@ -132,6 +134,21 @@ class BackendWay:
         await self.inner.close()
 
 
+class ProvisionerWay:
+    """One coordinator's :class:`~corral.backends.event.interface.Deliverer`: it dies with its process, what it asked
+    for does not."""
+
+    def __init__(self, world: World, actor: Actor) -> None:
+        self._inner = FakeProvisioner(world.clock, world.cloud, latency=lambda: world.chance.uniform(0.0, 0.2))
+        self._actor = actor
+
+    async def deliver(self, target: Target, event: bytes, *, event_id: str, timeout: float) -> Answer:
+        self._actor.check()
+        answer = await self._inner.deliver(target, event, event_id=event_id, timeout=timeout)
+        self._actor.check()
+        return answer
+
+
 @dataclass(kw_only=True)
 class Site:
     """One coordinator's process."""
@@ -168,6 +185,8 @@ class World:
         self.logs = MemoryLogs()
         self.sources = MemorySources()
         self.host = FakeHost()
+        self.cloud = Cloud(on_create=self._cloud_made, on_destroy=lambda name: self._instance_destroyed(AgentId(name)))
+        """What the users' provisioners made; it outlives every coordinator."""
         self.agents: dict[AgentId, SimAgent] = {}
         self.wires: list[Wire] = []
         self.site: Site | None = None
@@ -253,6 +272,7 @@ class World:
             pools=lambda: self.pools,
             settings=self.settings.coordinator,
             bell_=DeafBell(self.loses_ring),
+            deliverer=ProvisionerWay(self, actor) if any(pool.target for pool in self.pools) else None,
         )
         await coordinator.start()
         return Site(actor=actor, coordinator=coordinator, backend=backend)
@@ -328,6 +348,20 @@ class World:
             self.random.uniform(*self.settings.boot),
             lambda ended: self._instance_ended(ended, f"the agent exited: {ended.ending}"),
         )
+
+    def _cloud_made(self, made: Made) -> None:
+        name = self.journal.name(made.agent_id, f"agent-{len(self.agents) + 1}")
+        config = AgentConfig(
+            agent_id=made.agent_id,
+            coordinator_urls=(URL,),
+            claim_code=str(made.event["claim_code"]),
+            single_use=True,
+            work_dir="/",
+            cache_dir="/",
+        )
+        self.journal.note(name, f"is created by a provisioner for pool {made.pool}")
+        agent = SimAgent(self, config, name)
+        self._boot(agent, self.random.uniform(*self.settings.boot), lambda ended: self.truth.killed_host(ended.id))
 
     def _boot(self, agent: SimAgent, seconds: float, on_end: Callable[[SimAgent], None]) -> None:
         self.agents[agent.id] = agent

@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 import corral.web.admin
 import corral.web.holding
 import corral.web.logs
+import corral.web.provisioner
 import corral.web.provisions
 import corral.web.runs
 import corral.web.sources

@@ -6,7 +6,6 @@ from __future__ import annotations
 from corral.control.api import Api, Principal, Role
 from corral.model.errors import Forbidden, Unauthenticated
 
-_RANK = {role: rank for rank, role in enumerate(Role)}
 _TOKEN_LIMIT = 512
 """Characters of a token worth looking up; ours have fewer than 100."""
 
@@ -26,7 +25,7 @@ async def authorize(api: Api, header: str, role: Role, local: Principal | None) 
     :raises Forbidden: its role does not include ``role``.
     """
     principal = local if local is not None and not header else await _by_token(api, header)
-    if _RANK[principal.role] < _RANK[role]:
+    if not principal.role.opens(role):
         raise Forbidden(f"token {principal.name!r} is a {principal.role}; this needs {role}")
     return principal
 

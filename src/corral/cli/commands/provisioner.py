@@ -14,14 +14,16 @@ import typer
 
 from corral.cli.exits import ExitCode
 from corral.cli.failing import say
-from corral.cli.options import AsJson, StateDir
-from corral.cli.output import write_json
+from corral.cli.options import AsJson, StateDir, Url, with_client
+from corral.cli.output import table, write, write_json
 from corral.model.errors import NotFound, Refused
 
 if TYPE_CHECKING:
     from corral.backends.event.deliverers import Deliverers
     from corral.cli.verifying.report import Verification
+    from corral.client import Client
     from corral.model.events import Answer, Target
+    from corral.model.leaks import EpochView, LedgerView
 
 app = typer.Typer(
     help="Tools for those who write provisioners.", rich_markup_mode=None, add_completion=False, no_args_is_help=True
@@ -181,3 +183,52 @@ class _Forging:
 
     async def close(self) -> None:
         await self._deliverers.close()
+
+
+@app.command()
+def inventory(
+    context: typer.Context,
+    now: Annotated[
+        bool, typer.Option("--now", help="Ask every provisioner again first; it answers in its time.")
+    ] = False,
+    state_dir: StateDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show provisioners, leaked instances with their cost, and what needs somebody."""
+
+    async def work(client: Client) -> LedgerView:
+        return await client.inventory_now() if now else await client.ledger()
+
+    view = with_client(context, state_dir, url, work)
+    if as_json:
+        write_json(view)
+        return
+    rows = [(each.key, each.listing, each.listed_at or "never", each.error or "-") for each in view.targets]
+    write(table(("PROVISIONER", "LISTS", "LAST LISTING", "ERROR"), rows))
+    leaks = [
+        (leak.kind, leak.agent_id, leak.pool or "-", leak.provider_id or "-", f"{leak.hours:.1f}", f"{leak.cost:.2f}")
+        for leak in view.leaks
+    ]
+    write(table(("LEAK", "AGENT", "POOL", "PROVIDER ID", "HOURS", "COST"), leaks))
+    for alarm in view.alarms:
+        say(f"{alarm.code} {alarm.subject}: {alarm.message}. {alarm.remedy}")
+
+
+@app.command("approve-strays")
+def approve_strays(
+    context: typer.Context, state_dir: StateDir = None, url: Url = None, as_json: AsJson = False
+) -> None:
+    """Let instances that nobody here knows be destroyed again, after a restore or a raised epoch.
+
+    Look at `corral provisioner inventory` first: what a lost commit knew is listed there too.
+    """
+
+    async def work(client: Client) -> EpochView:
+        return await client.approve_strays()
+
+    view = with_client(context, state_dir, url, work)
+    if as_json:
+        write_json(view)
+    else:
+        say(f"strays may be destroyed (generation {view.generation})")

@@ -159,7 +159,17 @@ def advance(
     unsent = event is ProvisionEvent.UNSENT and row.backend == EVENT
     if unsent and not deliveries.drop_unsent(connection, row.agent_id):
         raise Conflict("the provisioner was asked for it meanwhile")
+    if row.backend == EVENT:
+        _settle_deliveries(connection, row.agent_id, after)
     return True
+
+
+def _settle_deliveries(connection: Connection, agent_id: AgentId, state: ProvisionState) -> None:
+    """What waits to be sent is not wanted any more once the instance is confirmed gone, or given up."""
+    if state is ProvisionState.GONE:
+        deliveries.finish_open(connection, agent_id)
+    elif state is ProvisionState.ABANDONED:
+        deliveries.fail_open(connection, agent_id, "given up")
 
 
 def write(connection: Connection, row: Provision, **values: Any) -> bool:
