@@ -69,7 +69,10 @@ class Machine(Struct, frozen=True, kw_only=True):
 class Caps(Struct, frozen=True, kw_only=True):
     """Cluster-wide bounds; None: unbounded. ``concurrent_creates``: requested at the same time and not yet registered.
     ``creates_per_second`` is the rate of a bucket that holds ``creates_burst``. ``max_cost_per_hour`` is the sum over
-    every provision that is not gone."""
+    every provision that is not gone.
+
+    ``backoff_base`` and ``backoff_max``: seconds that a failing pool's creations wait, doubling from the one to the
+    other. ``provisioner_slots``: runs of provisioner workflows at the same time, outside every cap."""
 
     max_agents: int = 1000
     max_cpu: float | None = None
@@ -80,3 +83,6 @@ class Caps(Struct, frozen=True, kw_only=True):
     creates_per_second: float | None = None
     creates_burst: int = 10
     machines: tuple[Machine, ...] = ()
+    backoff_base: float = 30.0
+    backoff_max: float = 900.0
+    provisioner_slots: int = 2
