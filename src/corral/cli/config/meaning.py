@@ -77,7 +77,8 @@ def top_faults(document: Document) -> list[Fault]:
 def pool_faults(pools: Sequence[Entry], main: Document, kinds: Mapping[str, str]) -> list[Fault]:
     """Of the pools of every file. ``kinds``: backends of the pools there are, which no reload can change."""
     faults = [fault for pool in pools for fault in _pool(pool, kinds)]
-    machines = {entry.data.get("name"): entry for entry in entries(main, "machine_pools")}
+    listed = ((entry.data.get("name"), entry) for entry in entries(main, "machine_pools"))
+    machines = {name: entry for name, entry in listed if isinstance(name, str)}
     for pool in pools:
         faults += _machine(pool, machines)
         faults += _never(pool, main)
@@ -249,6 +250,8 @@ def _resources(pool: Entry) -> Iterator[Fault]:
 
 
 def _warmth(pool: Entry) -> Iterator[Fault]:
+    for index, window in _windows(pool):
+        yield from _window(pool, (*pool.at, "schedule", index), window)
     most = pool.data.get("max_agents")
     if type(most) is not int:
         return
@@ -258,8 +261,6 @@ def _warmth(pool: Entry) -> Iterator[Fault]:
     for at, number in wanted:
         if type(number) is int and number > most:
             yield pool.document.fault(at, f"{number} idle agents are more than max_agents ({most}) allows")
-    for index, window in _windows(pool):
-        yield from _window(pool, (*pool.at, "schedule", index), window)
 
 
 def _windows(pool: Entry) -> list[tuple[int, dict[str, Any]]]:
@@ -290,12 +291,12 @@ def _window(pool: Entry, at: Path, window: dict[str, Any]) -> Iterator[Fault]:
 # --- a pool among others -----------------------------------------------------------------------------------
 
 
-def _machine(pool: Entry, machines: Mapping[Any, Entry]) -> Iterator[Fault]:
+def _machine(pool: Entry, machines: Mapping[str, Entry]) -> Iterator[Fault]:
     name = pool.data.get("machine_pool")
     if not isinstance(name, str) or not name:
         return
     if name not in machines:
-        there = ", ".join(sorted(known for known in machines if isinstance(known, str)))
+        there = ", ".join(sorted(machines))
         yield pool.fault("machine_pool", f"no machine pool {name!r}", f"there is {there}" if there else "none is given")
         return
     yield from _too_large(pool, machines[name].document, machines[name].at, f"machine pool {name}")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import platform
-from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -24,8 +23,6 @@ from corral.cli.config.windows import parse_days, parse_time
 from corral.model.events import Exec, Target, Webhook, WorkflowTarget
 from corral.model.labels import RESERVED_PREFIX, labels
 from corral.model.pools import Caps, Machine, Pool, Window
-
-T = TypeVar("T")
 
 
 def host_labels() -> tuple[str, ...]:
@@ -53,9 +50,9 @@ def to_pool(config: PoolConfig) -> Pool:
         spawn_timeout=config.spawn_timeout,
         idle_timeout=config.idle_timeout,
         default=config.default,
-        cpu=_first(requests.cpu, limits.cpu),
+        cpu=_cpu(requests, limits),
         memory=_memory(requests, limits),
-        cpu_limit=_first(limits.cpu, requests.cpu),
+        cpu_limit=_cpu(limits, requests),
         memory_limit=_memory(limits, requests),
         cost_per_hour=config.cost_per_hour,
         machine=config.machine_pool,
@@ -106,14 +103,15 @@ def _target(config: ProvisionerConfig) -> Target | None:
     return None
 
 
-def _first(given: T | UnsetType, otherwise: T | UnsetType) -> T | None:
+def _cpu(side: SideConfig, other: SideConfig) -> float | None:
     """One side of the resources, mirrored from the other where it is left out."""
-    value = otherwise if isinstance(given, UnsetType) else given
-    return None if isinstance(value, UnsetType) else value
+    cores = other.cpu if isinstance(side.cpu, UnsetType) else side.cpu
+    return None if isinstance(cores, UnsetType) else cores
 
 
 def _memory(side: SideConfig, other: SideConfig) -> int | None:
-    return _bytes(_first(side.memory, other.memory))
+    size = other.memory if isinstance(side.memory, UnsetType) else side.memory
+    return None if isinstance(size, UnsetType) else parse_size(size)
 
 
 def _bytes(size: str | int | None) -> int | None:
