@@ -15,7 +15,7 @@ from corral.cli.config.secrets import SecretPlaces
 from corral.decide.matching import Wanted, route
 from corral.model.errors import Invalid
 from corral.model.events import Exec, Webhook, WorkflowTarget
-from corral.model.pools import Machine, Window
+from corral.model.pools import Backoff, Machine, Window
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
 
@@ -75,7 +75,7 @@ def test_every_key_reaches_the_values_that_are_worked_with() -> None:
     caps, (small, cloud) = found.caps(), found.pools()
     assert (caps.max_cpu, caps.max_memory, caps.max_cost_per_hour) == (64, 256 * 2**30, 12.5)
     assert (caps.creates_per_second, caps.creates_burst) == (2, 20)
-    assert (caps.backoff_base, caps.backoff_max, caps.provisioner_slots) == (10, 60, 3)
+    assert (caps.backoff, caps.provisioner_slots) == (Backoff(base=10, most=60), 3)
     assert caps.machines == (Machine(name="rack", max_cpu=16, max_memory=32 * 2**30),)
     assert (small.machine, small.cpu, small.cpu_limit) == ("rack", 2, 2)
     assert (small.memory, small.memory_limit) == (4 * 2**30, 4 * 2**30), "one side given serves as the other"
@@ -215,37 +215,10 @@ def test_faults_of_every_file_are_told_together() -> None:
 
 WORDS = st.sampled_from(
     [
-        "version",
-        "pools",
-        "machine_pools",
-        "name",
-        "backend",
-        "event",
-        "process",
-        "labels",
-        "mandatory",
-        "max_agents",
-        "max_memory",
-        "resources",
-        "requests",
-        "limits",
-        "cpu",
-        "memory",
-        "schedule",
-        "days",
-        "from",
-        "to",
-        "timezone",
-        "provisioner",
-        "webhook",
-        "exec",
-        "url",
-        "secret",
-        "command",
-        "min_idle",
-        "uids",
-        "machine_pool",
-        "timing",
+        *("version", "pools", "machine_pools", "name", "backend", "event", "process", "labels", "mandatory"),
+        *("max_agents", "max_memory", "resources", "requests", "limits", "cpu", "memory", "schedule", "days", "from"),
+        *("to", "timezone", "provisioner", "webhook", "exec", "url", "secret", "command", "min_idle", "uids"),
+        *("machine_pool", "timing"),
     ]
 )
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS)
