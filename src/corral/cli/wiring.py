@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.cli.config import ServerConfig, default_config, parse_size, to_pool
+from corral.cli.config import ServerConfig, default_config, parse_size, to_caps, to_pool
 from corral.cli.failing import say
 from corral.cli.statedir import (
     CACHE,
@@ -134,7 +134,7 @@ async def assemble(
                 ack_timeout=timing.dispatch_ack_timeout,
                 step_log_limit=parse_size(config.limits.step_log),
                 run_log_limit=parse_size(config.limits.run_log),
-                caps=config.caps(),
+                caps=to_caps(config),
                 keep=config.keep(),
             ),
         )
