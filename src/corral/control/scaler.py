@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from corral.control import bell
+from corral.control import bell, failures
 from corral.control.bell import Bell
 from corral.control.registration import digest
 from corral.control.settle import Wake, end_job, ring
@@ -327,6 +327,7 @@ def let_go(connection: Connection, term: Term, release: Release, provision: Prov
 def note_failure(connection: Connection, provision: Provision, error: str) -> None:
     """A failure of its pool: the next creation waits, longer with each in a row. Several that were under way together
     are one failure: only what was asked for after the pause began makes it longer."""
+    failures.note(connection, provision, error)
     known = next((row for row in pool_health_rows.every(connection) if row.pool == provision.pool), None)
     if known is not None and known.backoff_began_at is not None and provision.requested_at <= known.backoff_began_at:
         pool_health_rows.error(connection, provision.pool, error)
