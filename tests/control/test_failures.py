@@ -174,6 +174,8 @@ def test_two_who_follow_at_once_record_each_row_once(world: World) -> None:
         return [len(each) for each in found]
 
     assert sum(world.runner.run(both())) == 1
-    assert tracker.recent_by_pool(failures.WINDOW, world.clock.now() // 1000)["p"].bound + tracker.recent_by_pool(
-        failures.WINDOW, world.clock.now() // 1000
-    )["p"].unbound == 1
+    assert (
+        tracker.recent_by_pool(failures.WINDOW, world.clock.now() // 1000)["p"].bound
+        + tracker.recent_by_pool(failures.WINDOW, world.clock.now() // 1000)["p"].unbound
+        == 1
+    )

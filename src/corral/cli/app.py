@@ -43,6 +43,7 @@ COMMANDS: dict[str, Entry] = {
     "agents": _entry("agents", "app"),
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
+    "diagnose": _entry("diagnose"),
     "token": _entry("token", "app"),
     "login": _entry("login"),
     "paths": _entry("paths"),

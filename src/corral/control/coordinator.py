@@ -7,16 +7,19 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection
 
 from corral import __version__
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, holding, logs, queries, runs, settle
+from corral.control import bell, credentials, diagnose, holding, logs, measures, queries, runs, settle
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
+from corral.control.diagnose import Subject
 from corral.control.dispatcher import Dispatcher
+from corral.control.failures import FailureTracker
 from corral.control.host import Host
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
@@ -29,6 +32,7 @@ from corral.control.session import Services, SessionSettings
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
 from corral.control.sweeper import Sweeper, SweeperSettings
+from corral.control.telemetry import Telemetry
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Unauthenticated
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
@@ -42,6 +46,7 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
@@ -57,8 +62,11 @@ from corral.model.views import (
 )
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer, SecretUnavailable
+from corral.runtime.service import Service
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
+from corral.store.measured import MeasuredDatabase
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
 from corral.store.repo import provisions as provisions_rows
@@ -95,6 +103,12 @@ class CoordinatorSettings:
     run_log_limit: int = RUN_LOG_LIMIT
     caps: Caps = field(default_factory=Caps)
     keep: Clean = field(default_factory=Clean)
+    directories: Mapping[str, Path] = field(default_factory=dict)
+    """Where the server keeps things, by the place's name (state, logs, work)."""
+    changed: tuple[tuple[str, str, str], ...] = ()
+    """Settings that differ from their defaults: name, value, default."""
+    certificate: Path | None = None
+    """The certificate (PEM) that the server shows, where it ends TLS itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +158,14 @@ class Coordinator:
         self.identity = identity
         self.settings = settings
         self._chance = chance
-        self._db = stores.database
+        self.counters = Metrics(measures.METRICS)
+        self._db: Database = MeasuredDatabase(
+            stores.database,
+            clock,
+            on_write=lambda seconds: self.counters.observe(measures.DATABASE_WRITE, seconds),
+            on_error=lambda: self.counters.count(measures.DATABASE_ERRORS),
+        )
+        self.failures = FailureTracker()
         self._logs = stores.logs
         self._sources = stores.sources
         self._sealer = sealer
@@ -152,6 +173,7 @@ class Coordinator:
         self._pools = pools
         self._lines = LastLines()
         self._started_at = clock.now()
+        self._began = clock.monotonic()
         self._running = False
         self.sessions = Sessions(self._session_services())
         self.dispatcher = Dispatcher(
@@ -163,6 +185,7 @@ class Coordinator:
             ack_timeout=settings.ack_timeout,
             log_limit=settings.step_log_limit,
             pools=pools,
+            metrics=self.counters,
         )
         self.scaler = Scaler(
             clock,
@@ -184,6 +207,7 @@ class Coordinator:
             host_id=identity.coordinator_id,
             cluster_id=identity.cluster_id,
             urls=settings.urls,
+            metrics=self.counters,
         )
         self.sweeper = Sweeper(
             clock,
@@ -193,6 +217,17 @@ class Coordinator:
             SweeperSettings(lost_after=settings.lost_after, queue_timeout=settings.queue_timeout),
             coordinator_id=identity.coordinator_id,
         )
+        self.services: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
+        self._telemetry = Telemetry(
+            self.counters,
+            clock,
+            epoch=identity.epoch,
+            directories=settings.directories,
+            pools=pools,
+            caps=lambda: settings.caps,
+            failures=self.failures,
+        )
+        self._telemetry.watch(self.services, self.bell)
 
     def _session_services(self) -> Services:
         settings = self.settings
@@ -216,6 +251,7 @@ class Coordinator:
             pool_offer=self._pool_offer,
             lines=self._lines,
             quota=RunQuota(self._db, self._logs, settings.run_log_limit),
+            metrics=self.counters,
         )
 
     def _pool_offer(self, name: str) -> tuple[Labels, bool]:
@@ -230,7 +266,8 @@ class Coordinator:
             return
         self._running = True
         await self._recover()
-        for service in (self.sweeper, self.dispatcher, self.host, self.scaler):
+        await self._telemetry.follow_failures(self._db, counted=False)
+        for service in self.services:
             await service.start()
 
     async def _recover(self) -> None:
@@ -317,7 +354,7 @@ class Coordinator:
     async def health(self) -> tuple[ServiceHealth, ...]:
         found = [await self._database_health()]
         now = self.clock.monotonic()
-        for service in (self.dispatcher, self.scaler, self.host, self.sweeper):
+        for service in self.services:
             quiet = now - service.last_pass if service.last_pass is not None else None
             healthy = quiet is not None and quiet < STALLED_AFTER
             detail = (
@@ -325,6 +362,33 @@ class Coordinator:
             )
             found.append(ServiceHealth(name=service.name, healthy=healthy, detail=detail))
         return tuple(found)
+
+    async def metrics(self) -> bytes:
+        return await self._telemetry.render(self._db, self.sessions, self._reasons(), self.services)
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        return await diagnose.run(diagnose.checks(self._subject()), self.clock, only)
+
+    def _subject(self) -> Subject:
+        settings = self.settings
+        return Subject(
+            clock=self.clock,
+            database=self._db,
+            logs=self._logs,
+            backends=self._backends,
+            pools=self._pools(),
+            caps=settings.caps,
+            services=() if settings.offline else self.services,
+            failures=self.failures,
+            holder=self.identity.coordinator_id,
+            epoch=self.identity.epoch,
+            began=self._began,
+            started_at=self._started_at,
+            directories=settings.directories,
+            changed=settings.changed,
+            certificate=settings.certificate,
+            offline=settings.offline,
+        )
 
     async def _database_health(self) -> ServiceHealth:
         try:

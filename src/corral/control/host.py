@@ -15,17 +15,20 @@ from sqlalchemy import Connection
 
 from corral.backends.interface import Backend, Ending, InstanceSpec
 from corral.control import bell, settle
+from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.scaler import note_failure
 from corral.control.sessions import Sessions
 from corral.control.settle import SECOND, Wake, ring
 from corral.model.errors import CorralError
+from corral.model.failures import backend_kind
 from corral.model.ids import AgentId, ClusterId
 from corral.model.pools import Pool
 from corral.model.records import Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, ProvisionEvent, ProvisionState
 from corral.runtime.clock import Clock
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
@@ -68,6 +71,7 @@ class Host(Service):
         host_id: str,
         cluster_id: ClusterId,
         urls: tuple[str, ...],
+        metrics: Metrics,
     ) -> None:
         super().__init__(clock)
         self._database = database
@@ -79,6 +83,7 @@ class Host(Service):
         self._host_id = host_id
         self._cluster_id = cluster_id
         self._urls = urls
+        self._metrics = metrics
         self._busy: dict[AgentId, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._listed = -LIST_EVERY
@@ -193,6 +198,7 @@ class Host(Service):
             sealed = await self._database.write(lambda c: _begin_create(c, row, pool))
             if sealed is None:
                 return
+            began = self.clock.monotonic()
             try:
                 spec = self._spec(row, pool, sealed)
                 created = await backend.create(spec, pool.spawn_timeout)
@@ -200,6 +206,9 @@ class Host(Service):
                 log.warning("provision %s in pool %s: %s", row.agent_id, row.pool, error)
                 await self._failed(row, error.message)
                 return
+            kind = backend_kind(row.backend)
+            self._metrics.observe(m.CREATE_SECONDS, self.clock.monotonic() - began, backend=kind)
+            self._metrics.count(m.CREATES, pool=row.pool, outcome="succeeded")
             await self._database.write(lambda c: _record_created(c, row.agent_id, created.provider_id))
 
     def _spec(self, row: Provision, pool: Pool, sealed: bytes) -> InstanceSpec:
@@ -217,6 +226,7 @@ class Host(Service):
         )
 
     async def _failed(self, row: Provision, error: str) -> None:
+        self._metrics.count(m.CREATES, pool=row.pool, outcome="failed")
         await self._database.write(lambda c: _record_failed(c, row.agent_id, error))
         self._bell.ring(bell.SCALE)
 
@@ -234,8 +244,10 @@ class Host(Service):
             except CorralError as error:
                 log.warning("provision %s cannot be destroyed yet: %s", row.agent_id, error)
                 message = error.message
+                self._metrics.count(m.DESTROYS, pool=row.pool, outcome="failed")
                 await self._database.write(lambda c: _record_refusal(c, row.agent_id, message))
                 return
+            self._metrics.count(m.DESTROYS, pool=row.pool, outcome="succeeded")
             await self._database.write(lambda c: _record_gone(c, row.agent_id))
             log.info("provision %s: gone", row.agent_id)
 

@@ -265,3 +265,22 @@ class Problem(Struct, frozen=True, kw_only=True):
     detail: str = ""
     retry_after: float | None = None
     faults: tuple[str, ...] = ()
+
+
+class DiagnoseRow(Struct, frozen=True, kw_only=True):
+    """What one check found. ``status``: ok, warning, failed or skipped. ``seconds``: what it took."""
+
+    group: str
+    name: str
+    status: str
+    message: str
+    remedy: str = ""
+    seconds: float = 0.0
+
+
+class DiagnoseView(Struct, frozen=True, kw_only=True):
+    """``status``: the worst of the rows, ``skipped`` counting as ok."""
+
+    status: str
+    at: str
+    rows: tuple[DiagnoseRow, ...]
