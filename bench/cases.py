@@ -21,6 +21,7 @@ from bench.harness import (
     until_ended,
 )
 from bench.load import LOAD_CASES
+from bench.metrics import metrics
 from corral.client import Client
 from corral.runtime.clock import SECOND, parse_rfc3339
 
@@ -158,5 +159,6 @@ CASES = {
     "log": log,
     "many": many,
     "crowd": crowd,
+    "metrics": metrics,
     **LOAD_CASES,
 }

@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -87,6 +87,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     work_dir: str = ""
     allow_root: bool = False
     metrics_public: bool = False
+    log_format: Literal["console", "json"] = "console"
     uids: Annotated[str, Meta(pattern=r"^\d+-\d+$")] = "64000-64999"
     max_agents: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
     concurrent_creates: Annotated[int, Meta(ge=1, le=1000)] = 8

@@ -62,6 +62,7 @@ from corral.model.views import (
 )
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
+from corral.runtime.logs import bind
 from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer, SecretUnavailable
 from corral.runtime.service import Service
@@ -265,6 +266,8 @@ class Coordinator:
         if self._running or self.settings.offline:
             return
         self._running = True
+        # Every loop begins below here, and inherits it.
+        bind(coordinator=self.identity.coordinator_id)
         await self._recover()
         await self._telemetry.follow_failures(self._db, counted=False)
         for service in self.services:

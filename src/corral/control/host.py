@@ -28,6 +28,7 @@ from corral.model.records import Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, ProvisionEvent, ProvisionState
 from corral.runtime.clock import Clock
+from corral.runtime.logs import about
 from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
@@ -149,7 +150,8 @@ class Host(Service):
 
     def _begin(self, row: Provision, work: object) -> None:
         assert asyncio.iscoroutine(work)
-        task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
+        with about(provision=row.agent_id, pool=row.pool):
+            task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
         self._busy[row.agent_id] = task
         task.add_done_callback(lambda done: self._done(row.agent_id, done))
 

@@ -124,8 +124,14 @@ def _held(found: Census) -> dict[str, int]:
 def queued_by_pool(demand: Sequence[census.Demanded], pools: Sequence[Pool]) -> dict[str, int]:
     """Queued jobs by the pool they are routed to first."""
     queued: dict[str, int] = {}
+    by_label: dict[str, list[Pool]] = {}
+    for pool in pools:
+        for label in pool.labels:
+            by_label.setdefault(label, []).append(pool)
     for wanted in demand:
-        fit = route(Wanted(labels=wanted.labels, excludes=wanted.excludes), pools)
+        # Only a pool with every label can fit: those with the rarest of them are all there is to look at.
+        able = min((by_label.get(label, []) for label in wanted.labels), key=len, default=pools)
+        fit = route(Wanted(labels=wanted.labels, excludes=wanted.excludes), able)
         if fit:
             queued[fit[0].name] = queued.get(fit[0].name, 0) + wanted.count
     return queued

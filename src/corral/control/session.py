@@ -36,6 +36,7 @@ from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import NO_LABELS, Labels
 from corral.model.records import Step
 from corral.runtime.clock import Clock
+from corral.runtime.logs import bind
 from corral.runtime.metrics import Metrics
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
@@ -421,6 +422,7 @@ class Session:
             self._refuse(outcome)
             return
         self._adopt(hello, outcome)
+        bind(agent=outcome.agent_id, **({"pool": outcome.pool} if outcome.pool else {}))
         ring(self._s.bell, outcome.wake)
         self.send(
             Welcome(

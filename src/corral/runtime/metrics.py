@@ -12,10 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric as Family
 
 OTHER = "other"
 """Stands for every label value that was not declared, so that a stranger's word never makes a time series."""
@@ -119,9 +115,7 @@ class Metrics:
 
     def render(self, levels: Iterable[Level]) -> bytes:
         """Everything in Prometheus' text format, in the order of the table."""
-        from prometheus_client.exposition import generate_latest
-
-        return generate_latest(_Snapshot(list(self._families(levels))))
+        return ("\n".join(self._lines(levels)) + "\n").encode("utf-8", "replace")
 
     # --- labels ---
 
@@ -141,58 +135,48 @@ class Metrics:
 
     # --- showing ---
 
-    def _families(self, levels: Iterable[Level]) -> Iterator[Family]:
+    def _lines(self, levels: Iterable[Level]) -> Iterator[str]:
         gauges: dict[Metric, list[Level]] = {}
         for level in levels:
             gauges.setdefault(level.metric, []).append(level)
         for metric in self.table:
-            if metric.kind is Kind.GAUGE:
-                yield _gauge(metric, gauges.get(metric, ()))
-            else:
-                with self._lock:
-                    yield _counted(metric, self._series[metric])
+            yield f"# HELP {metric.name} {_escape(metric.help, quotes=False)}"
+            yield f"# TYPE {metric.name} {metric.kind}"
+            match metric.kind:
+                case Kind.GAUGE:
+                    yield from (
+                        _sample(metric.name, metric, each.values, each.value) for each in gauges.get(metric, ())
+                    )
+                case Kind.COUNTER:
+                    with self._lock:
+                        counters = list(self._series[metric].counters.items())
+                    yield from (_sample(metric.name, metric, values, value) for values, value in counters)
+                case Kind.HISTOGRAM:
+                    with self._lock:
+                        yield from _histogram(metric, self._series[metric].histograms)
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """A registry, as the renderer asks for one."""
-
-    families: list[Family]
-
-    def collect(self) -> list[Family]:
-        return self.families
+def _sample(name: str, metric: Metric, values: Sequence[str], value: float, bound: str = "") -> str:
+    pairs = [f'{label.name}="{_escape(text)}"' for label, text in zip(metric.labels, values, strict=True)]
+    if bound:
+        pairs.append(f'le="{bound}"')
+    return f"{name}{{{','.join(pairs)}}} {float(value)!r}" if pairs else f"{name} {float(value)!r}"
 
 
-def _gauge(metric: Metric, levels: Iterable[Level]) -> Family:
-    from prometheus_client.metrics_core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(metric.name, metric.help, labels=_names(metric))
-    for level in levels:
-        family.add_metric(level.values, level.value)
-    return family
-
-
-def _counted(metric: Metric, series: _Series) -> Family:
-    from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
-
-    if metric.kind is Kind.COUNTER:
-        counter = CounterMetricFamily(metric.name, metric.help, labels=_names(metric))
-        for values, value in series.counters.items():
-            counter.add_metric(values, value)
-        return counter
-    histogram = HistogramMetricFamily(metric.name, metric.help, labels=_names(metric))
-    for values, found in series.histograms.items():
-        histogram.add_metric(values, _cumulative(metric, found), found.sum)
-    return histogram
+def _histogram(metric: Metric, series: Mapping[tuple[str, ...], _Histogram]) -> list[str]:
+    lines = []
+    for values, found in series.items():
+        so_far = 0
+        for bound, count in zip([*map(repr, metric.buckets), "+Inf"], found.counts, strict=True):
+            so_far += count
+            lines.append(_sample(f"{metric.name}_bucket", metric, values, so_far, bound))
+        lines.append(_sample(f"{metric.name}_sum", metric, values, found.sum))
+        lines.append(_sample(f"{metric.name}_count", metric, values, so_far))
+    return lines
 
 
-def _cumulative(metric: Metric, found: _Histogram) -> list[tuple[str, float]]:
-    buckets, so_far = [], 0
-    for bound, count in zip([*map(str, metric.buckets), "+Inf"], found.counts, strict=True):
-        so_far += count
-        buckets.append((bound, float(so_far)))
-    return buckets
-
-
-def _names(metric: Metric) -> list[str]:
-    return [label.name for label in metric.labels]
+def _escape(text: str, *, quotes: bool = True) -> str:
+    if text.isalnum():
+        return text
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text

@@ -87,7 +87,8 @@ def job_states(connection: Connection) -> dict[str, int]:
 def queue(connection: Connection) -> Queue:
     query = select(
         func.count(),
-        func.coalesce(func.max(db_now() - func.coalesce(jobs.c.queued_at, jobs.c.created_at)), 0),
+        # The clock once, not once a row: on SQLite it is a call into Python.
+        func.coalesce(db_now() - func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at)), 0),
         func.count(jobs.c.unroutable_since),
     ).where(jobs.c.state == JobState.QUEUED)
     count, oldest, unroutable = connection.execute(query).one()
@@ -149,7 +150,7 @@ def outbox(connection: Connection) -> Outbox:
     open_ = deliveries.c.state.in_((DeliveryState.PENDING, DeliveryState.SENDING))
     lag, attempts = connection.execute(
         select(
-            func.coalesce(func.max(db_now() - deliveries.c.created_at), 0),
+            func.coalesce(db_now() - func.min(deliveries.c.created_at), 0),
             func.coalesce(func.max(deliveries.c.attempts), 0),
         ).where(open_)
     ).one()
@@ -226,7 +227,7 @@ def provisioners(connection: Connection) -> tuple[Provisioner, ...]:
 def releasing(connection: Connection) -> tuple[int, int]:
     """How many provisions are on their way out, and for how many microseconds the first is."""
     count, age = connection.execute(
-        select(func.count(), func.coalesce(func.max(db_now() - provisions.c.released_at), 0)).where(
+        select(func.count(), func.coalesce(db_now() - func.min(provisions.c.released_at), 0)).where(
             provisions.c.state == ProvisionState.RELEASING
         )
     ).one()
