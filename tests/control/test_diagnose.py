@@ -22,7 +22,7 @@ from corral.control.findings import Row, Status, failed, ok, skipped, warning
 from corral.control.scaler import note_failure
 from corral.model.errors import NotFound, StoreUnavailable
 from corral.model.ids import AgentId, RunId
-from corral.model.pools import Caps, Pool
+from corral.model.pools import Backoff, Caps, Pool
 from corral.model.views import DiagnoseView
 from corral.runtime.clock import SystemClock
 from corral.runtime.service import Service
@@ -273,7 +273,7 @@ def fail(world: World, agent: str, name: str, job_id: str | None) -> None:
     world.claim(agent, f"code-{agent}", pool=name, job_id=job_id)
     provision = world.read(provisions_rows.get, AgentId(agent))
     assert provision is not None
-    world.write(note_failure, provision, "no room\n" + "x" * 300)
+    world.write(note_failure, provision, "no room\n" + "x" * 300, Backoff())
 
 
 def test_failures_are_a_warning_until_a_job_waited_for_one(world: World) -> None:

@@ -14,6 +14,7 @@ from corral.control.failures import DETAIL_LIMIT, FailureTracker
 from corral.control.scaler import note_failure
 from corral.model.failures import BackendKind, Failure, PoolFailures, backend_kind
 from corral.model.ids import AgentId
+from corral.model.pools import Backoff
 from corral.store.repo import failures as failure_rows
 from corral.store.repo import provisions as provisions_rows
 from tests.control.worlds import World
@@ -103,7 +104,7 @@ def fail(world: World, agent: str, error: str = "no room", **more: object) -> No
     world.claim(agent, f"code-{agent}", **more)
     provision = world.read(provisions_rows.get, identity)
     assert provision is not None
-    world.write(note_failure, provision, error)
+    world.write(note_failure, provision, error, Backoff())
 
 
 def follow(world: World, tracker: FailureTracker) -> int:
@@ -127,7 +128,7 @@ def test_a_failure_that_was_rolled_back_is_not_recorded(world: World) -> None:
     assert provision is not None
 
     def halfway(connection: object) -> None:
-        note_failure(connection, provision, "never happened")  # type: ignore[arg-type]
+        note_failure(connection, provision, "never happened", Backoff())  # type: ignore[arg-type]
         raise ValueError
 
     with pytest.raises(ValueError):

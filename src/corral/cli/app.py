@@ -44,10 +44,12 @@ COMMANDS: dict[str, Entry] = {
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
     "diagnose": _entry("diagnose"),
+    "workflows": _entry("workflows", "app"),
     "token": _entry("token", "app"),
     "login": _entry("login"),
     "paths": _entry("paths"),
     "clean": _entry("clean"),
+    "db": _entry("db", "app"),
     "firecracker": _entry("firecracker", "app"),
     "sim": _entry("sim", "app"),
 }

@@ -6,17 +6,30 @@ from __future__ import annotations
 from corral.model.ids import RunId, SourceHash
 from corral.model.views import Clean, Cleaned
 from corral.store.interface import Database, LogStore, SourceStore
-from corral.store.repo import runs
+from corral.store.repo import runs, workflows
 
 BATCH = 100
 """Runs deleted in one transaction: long deletes would hold up the writer."""
 
 
+PROVISIONING_KEPT = 200
+"""Ended runs that worked for provisioners: enough to look for what went wrong an hour ago in a busy pool, and they take
+no place from users' runs."""
+PROVISIONING_SHARE = 10
+"""One part in so many of the bytes kept may be theirs."""
+
+
 async def clean(database: Database, logs: LogStore, sources: SourceStore, how: Clean) -> Cleaned:
     """Remove what exceeds ``how``. A run that has not ended is never touched."""
-    ended = await database.read(runs.ended_oldest_first)
+    users, own = await database.read(
+        lambda c: (runs.ended_oldest_first(c), runs.ended_oldest_first(c, provisioning=True))
+    )
     usage = await logs.usage()
-    doomed = _doomed(ended, usage, await sources.list(), how)
+    stored = await sources.list()
+    few = Clean(keep_runs=min(how.keep_runs, PROVISIONING_KEPT), keep_bytes=how.keep_bytes // PROVISIONING_SHARE)
+    mine = _doomed(own, usage, stored, few)
+    left = how.keep_bytes - sum(usage.get(run_id, 0) for run_id, _ in own[len(mine) :])
+    doomed = mine + _doomed(users, usage, stored, Clean(keep_runs=how.keep_runs, keep_bytes=left))
     freed = 0
     for start in range(0, len(doomed), BATCH):
         batch = doomed[start : start + BATCH]
@@ -64,7 +77,7 @@ async def _orphaned_logs(database: Database, logs: LogStore, usage: dict[RunId, 
 async def _unused_sources(database: Database, sources: SourceStore) -> int:
     """Listed first, read after: an archive uploaded in between is not in the list."""
     listed = await sources.list()
-    used = await database.read(runs.sources_in_use)
+    used = await database.read(lambda c: runs.sources_in_use(c) | workflows.sources(c))
     freed = 0
     for hash, size in listed.items():
         if hash not in used:

@@ -106,7 +106,8 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info and record.exc_info[0] is not None:
             shown["exception"] = _exception(record)
-        return _encoder.encode(shown).decode()
+        # JSON lets some line separators stand; whoever reads lines would cut there.
+        return _CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", _encoder.encode(shown).decode())
 
 
 def _exception(record: logging.LogRecord) -> dict[str, str]:
