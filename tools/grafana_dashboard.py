@@ -70,9 +70,8 @@ def _place(x: int, y: int, w: int, h: int) -> dict[str, int]:
 
 
 def _panel(metric: Metric, number: int, place: dict[str, int]) -> dict[str, Any]:
-    legend = (
-        " ".join(f"{{{{{label.name}}}}}" for label in metric.labels) if metric.kind is not Kind.HISTOGRAM else "p95"
-    )
+    labels = " ".join(f"{{{{{label.name}}}}}" for label in metric.labels)
+    legend = "p95" if metric.kind is Kind.HISTOGRAM else labels
     return {
         "type": "timeseries",
         "id": number,

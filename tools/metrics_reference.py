@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ``docs/reference/metrics.md`` from the table of metrics; with ``--check`` only says whether it is up to date."""
+"""Writes ``docs/reference/metrics.md`` from the table of metrics; ``--check`` only says whether it is up to date."""
 
 from __future__ import annotations
 
