@@ -51,17 +51,23 @@ def run(*table: Check, only: str = "", timeout: float = 5.0) -> DiagnoseView:
 
 
 def test_a_check_that_hangs_keeps_its_name_is_cancelled_and_holds_nobody_up() -> None:
-    ended: list[str] = []
+    ended = asyncio.Event()
 
     async def hang() -> Sequence[Row]:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            ended.append("cancelled")
+            ended.set()
             raise
         return []
 
-    view = run(check("before", well), check("slow socket", hang), check("after", well), timeout=0.05)
+    async def whole() -> DiagnoseView:
+        table = (check("before", well), check("slow socket", hang), check("after", well))
+        found = await diagnose.run(table, SystemClock(), timeout=0.05)
+        await asyncio.wait_for(ended.wait(), 5)
+        return found
+
+    view = asyncio.run(whole())
     assert [(row.name, row.status) for row in view.rows] == [
         ("before", "ok"),
         ("slow socket", "failed"),
@@ -69,7 +75,6 @@ def test_a_check_that_hangs_keeps_its_name_is_cancelled_and_holds_nobody_up() ->
     ]
     assert "0.05 s" in view.rows[1].message
     assert view.rows[1].remedy
-    assert ended == ["cancelled"]
 
 
 def test_a_check_that_ignores_its_cancellation_does_not_hold_up_the_answer() -> None:
