@@ -22,6 +22,7 @@ from bench.harness import (
     until_ended,
 )
 from bench.load import LOAD_CASES
+from bench.metrics import metrics
 from bench.scaler import SCALER_CASES
 from corral.client import Client
 from corral.runtime.clock import SECOND, parse_rfc3339
@@ -160,6 +161,7 @@ CASES = {
     "log": log,
     "many": many,
     "crowd": crowd,
+    "metrics": metrics,
     **LOAD_CASES,
     **SCALER_CASES,
     **EVENT_CASES,

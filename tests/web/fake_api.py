@@ -25,6 +25,8 @@ from corral.model.views import (
     Cleaned,
     CreatedToken,
     DeliveryView,
+    DiagnoseRow,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
@@ -63,6 +65,9 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.changed = asyncio.Condition()
+        self.diagnosis: tuple[DiagnoseRow, ...] = (
+            DiagnoseRow(group="database", name="database", status="ok", message="writable"),
+        )
         self.runs_by_id: dict[str, RunView] = {}
         self.orders: dict[str, NewRun] = {}
         self.job_by_id: dict[str, JobView] = {}
@@ -139,6 +144,17 @@ class FakeApi:
     async def server(self) -> ServerView:
         self._check()
         return ServerView(version="0", cluster_id="corral-x", coordinator_id="coord_x", epoch="1", started_at=MOMENT)
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        rows = tuple(row for row in self.diagnosis if row.name.startswith(only))
+        if not rows:
+            raise NotFound(f"no check is called {only!r}")
+        order = ("failed", "warning")
+        status = next((each for each in order if any(row.status == each for row in rows)), "ok")
+        return DiagnoseView(status=status, at=MOMENT, rows=rows)
+
+    async def metrics(self) -> bytes:
+        return b"# HELP corral_sessions x\n# TYPE corral_sessions gauge\ncorral_sessions 3.0\n"
 
     async def health(self) -> tuple[ServiceHealth, ...]:
         detail = "" if self.healthy else "the disk is full"

@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "provisions": _entry("provisions", "app"),
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
+    "diagnose": _entry("diagnose"),
     "workflows": _entry("workflows", "app"),
     "token": _entry("token", "app"),
     "login": _entry("login"),

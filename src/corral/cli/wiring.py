@@ -136,6 +136,12 @@ async def assemble(
                 run_log_limit=parse_size(config.limits.run_log),
                 caps=to_caps(config),
                 keep=config.keep(),
+                directories={
+                    "state": state_dir,
+                    "logs": state_dir / LOGS,
+                    "work": Path(config.work_dir) if config.work_dir else state_dir / WORK,
+                },
+                changed=config.changed(),
             ),
         )
     except BaseException:

@@ -28,6 +28,7 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     LogEvent,
@@ -110,6 +111,10 @@ class Client:
 
     async def server(self) -> ServerView:
         return await self._get("server", ServerView)
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        """Everything an operator would look at. ``only``: a check, the beginning of its name, or a group."""
+        return await self._get("/diagnose", DiagnoseView, {"only": only} if only else None)
 
     async def agents(self) -> tuple[AgentView, ...]:
         return await self._get("agents", tuple[AgentView, ...])

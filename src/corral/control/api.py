@@ -20,6 +20,7 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
@@ -108,6 +109,17 @@ class Api(Protocol):
     async def server(self) -> ServerView: ...
     async def health(self) -> tuple[ServiceHealth, ...]:
         """Ready when all are healthy: database writable, loops making progress."""
+        ...
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        """Everything an operator would look at. ``only``: a check, or the beginning of its name. Bounded to seconds.
+
+        :raises NotFound: no check has such a name.
+        """
+        ...
+
+    async def metrics(self) -> bytes:
+        """Text for Prometheus."""
         ...
 
     # --- runs and jobs ---

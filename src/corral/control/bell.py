@@ -63,3 +63,8 @@ STOPS = "stops"
 
 def run_topic(run_id: str) -> str:
     return f"run:{run_id}"
+
+
+def ended_topic(result: str) -> str:
+    """Rung once for each job that ended so; whoever counts listens, nobody decides upon it."""
+    return f"ended:{result}"

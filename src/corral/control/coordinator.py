@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection
@@ -17,12 +18,14 @@ from corral.backends.interface import Backend
 from corral.control import (
     bell,
     credentials,
+    diagnose,
     hearing,
     holding,
     inventory,
     leaks,
     ledger,
     logs,
+    measures,
     queries,
     registry,
     runs,
@@ -31,7 +34,9 @@ from corral.control import (
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
 from corral.control.deliverers import ByKind
+from corral.control.diagnose import Subject
 from corral.control.dispatcher import Dispatcher
+from corral.control.failures import FailureTracker
 from corral.control.host import Host
 from corral.control.inventory import Inventories
 from corral.control.limiter import AddressLimiter
@@ -47,6 +52,7 @@ from corral.control.session import Services, SessionSettings
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
 from corral.control.sweeper import Sweeper, SweeperSettings
+from corral.control.telemetry import Telemetry
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Unauthenticated
 from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
@@ -62,6 +68,7 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
@@ -80,9 +87,12 @@ from corral.model.views import (
 )
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
+from corral.runtime.logs import bind
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer, SecretUnavailable
 from corral.runtime.service import Service
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
+from corral.store.measured import MeasuredDatabase
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
 from corral.store.repo import provisions as provisions_rows
@@ -122,6 +132,12 @@ class CoordinatorSettings:
     run_log_limit: int = RUN_LOG_LIMIT
     caps: Caps = field(default_factory=Caps)
     keep: Clean = field(default_factory=Clean)
+    directories: Mapping[str, Path] = field(default_factory=dict)
+    """Where the server keeps things, by the place's name (state, logs, work)."""
+    changed: tuple[tuple[str, str, str], ...] = ()
+    """Settings that differ from their defaults: name, value, default."""
+    certificate: Path | None = None
+    """The certificate (PEM) that the server shows, where it ends TLS itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +188,14 @@ class Coordinator:
         self.identity = identity
         self.settings = settings
         self._chance = chance
-        self._db = stores.database
+        self.counters = Metrics(measures.METRICS)
+        self._db: Database = MeasuredDatabase(
+            stores.database,
+            clock,
+            on_write=lambda seconds: self.counters.observe(measures.DATABASE_WRITE, seconds),
+            on_error=lambda: self.counters.count(measures.DATABASE_ERRORS),
+        )
+        self.failures = FailureTracker()
         self._logs = stores.logs
         self._sources = stores.sources
         self._sealer = sealer
@@ -181,6 +204,7 @@ class Coordinator:
         self._lines = LastLines()
         self._started_at = clock.now()
         self.inventories = Inventories(clock, self._db, identity.cluster_id, flap_grace=settings.flap_grace)
+        self._began = clock.monotonic()
         self._running = False
         self.sessions = Sessions(self._session_services())
         self.dispatcher = Dispatcher(
@@ -192,6 +216,7 @@ class Coordinator:
             ack_timeout=settings.ack_timeout,
             log_limit=settings.step_log_limit,
             pools=pools,
+            metrics=self.counters,
         )
         self.scaler = Scaler(
             clock,
@@ -213,6 +238,7 @@ class Coordinator:
             host_id=identity.coordinator_id,
             cluster_id=identity.cluster_id,
             urls=settings.urls,
+            metrics=self.counters,
             pace=lambda: settings.caps.backoff,
         )
         self.sweeper = Sweeper(
@@ -223,7 +249,6 @@ class Coordinator:
             SweeperSettings(lost_after=settings.lost_after, queue_timeout=settings.queue_timeout),
             coordinator_id=identity.coordinator_id,
         )
-
         self.workflow_targets = WorkflowDeliverer(
             clock=clock,
             chance=chance,
@@ -252,6 +277,19 @@ class Coordinator:
                 on_term_over=self._new_term,
                 pace=lambda: settings.caps.backoff,
             )
+        self.services: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
+        if self.outbox is not None:
+            self.services += (self.outbox,)
+        self._telemetry = Telemetry(
+            self.counters,
+            clock,
+            epoch=identity.epoch,
+            directories=settings.directories,
+            pools=pools,
+            caps=lambda: settings.caps,
+            failures=self.failures,
+        )
+        self._telemetry.watch(self.services, self.bell)
 
     async def _new_term(self) -> None:
         """Our term was ended from outside (`corral cluster raise-epoch`): the file lock is still ours, so the next is
@@ -292,6 +330,7 @@ class Coordinator:
             pool_offer=self._pool_offer,
             lines=self._lines,
             quota=RunQuota(self._db, self._logs, settings.run_log_limit),
+            metrics=self.counters,
         )
 
     def _pool_offer(self, name: str) -> tuple[Labels, bool]:
@@ -305,13 +344,12 @@ class Coordinator:
         if self._running or self.settings.offline:
             return
         self._running = True
+        # Every loop begins below here, and inherits it.
+        bind(coordinator=self.identity.coordinator_id)
         await self._recover()
-        for service in self._services():
+        await self._telemetry.follow_failures(self._db, counted=False)
+        for service in self.services:
             await service.start()
-
-    def _services(self) -> tuple[Service, ...]:
-        own: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
-        return own if self.outbox is None else (*own, self.outbox)
 
     async def _recover(self) -> None:
         """Sessions of the process before this one are over; an offer it made was never started."""
@@ -400,7 +438,7 @@ class Coordinator:
     async def health(self) -> tuple[ServiceHealth, ...]:
         found = [await self._database_health()]
         now = self.clock.monotonic()
-        for service in self._services():
+        for service in self.services:
             quiet = now - service.last_pass if service.last_pass is not None else None
             healthy = quiet is not None and quiet < STALLED_AFTER
             detail = (
@@ -408,6 +446,33 @@ class Coordinator:
             )
             found.append(ServiceHealth(name=service.name, healthy=healthy, detail=detail))
         return tuple(found)
+
+    async def metrics(self) -> bytes:
+        return await self._telemetry.render(self._db, self.sessions, self._reasons(), self.services)
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        return await diagnose.run(diagnose.checks(self._subject()), self.clock, only)
+
+    def _subject(self) -> Subject:
+        settings = self.settings
+        return Subject(
+            clock=self.clock,
+            database=self._db,
+            logs=self._logs,
+            backends=self._backends,
+            pools=self._pools(),
+            caps=settings.caps,
+            services=() if settings.offline else self.services,
+            failures=self.failures,
+            holder=self.identity.coordinator_id,
+            epoch=self.identity.epoch,
+            began=self._began,
+            started_at=self._started_at,
+            directories=settings.directories,
+            changed=settings.changed,
+            certificate=settings.certificate,
+            offline=settings.offline,
+        )
 
     async def _database_health(self) -> ServiceHealth:
         try:

@@ -16,17 +16,21 @@ from sqlalchemy import Connection
 
 from corral.backends.interface import Backend, Ending, InstanceSpec
 from corral.control import bell, settle
+from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.scaler import note_failure
 from corral.control.sessions import Sessions
 from corral.control.settle import SECOND, Wake, ring
 from corral.model.errors import CorralError
+from corral.model.failures import backend_kind
 from corral.model.ids import AgentId, ClusterId
 from corral.model.pools import Backoff, Pool
 from corral.model.records import Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, ProvisionEvent, ProvisionState
 from corral.runtime.clock import Clock
+from corral.runtime.logs import about
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
@@ -71,6 +75,7 @@ class Host(Service):
         host_id: str,
         cluster_id: ClusterId,
         urls: tuple[str, ...],
+        metrics: Metrics,
         pace: Callable[[], Backoff] = Backoff,
     ) -> None:
         super().__init__(clock)
@@ -83,6 +88,7 @@ class Host(Service):
         self._host_id = host_id
         self._cluster_id = cluster_id
         self._urls = urls
+        self._metrics = metrics
         self._pace = pace
         self._busy: dict[AgentId, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -149,7 +155,8 @@ class Host(Service):
 
     def _begin(self, row: Provision, work: object) -> None:
         assert asyncio.iscoroutine(work)
-        task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
+        with about(provision=row.agent_id, pool=row.pool):
+            task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
         self._busy[row.agent_id] = task
         task.add_done_callback(lambda done: self._done(row.agent_id, done))
 
@@ -198,6 +205,7 @@ class Host(Service):
             sealed = await self._database.write(lambda c: _begin_create(c, row, pool))
             if sealed is None:
                 return
+            began = self.clock.monotonic()
             try:
                 spec = self._spec(row, pool, sealed)
                 created = await backend.create(spec, pool.spawn_timeout)
@@ -205,6 +213,9 @@ class Host(Service):
                 log.warning("provision %s in pool %s: %s", row.agent_id, row.pool, error)
                 await self._failed(row, error.message)
                 return
+            kind = backend_kind(row.backend)
+            self._metrics.observe(m.CREATE_SECONDS, self.clock.monotonic() - began, backend=kind)
+            self._metrics.count(m.CREATES, pool=row.pool, outcome="succeeded")
             await self._database.write(lambda c: _record_created(c, row.agent_id, created.provider_id))
 
     def _spec(self, row: Provision, pool: Pool, sealed: bytes) -> InstanceSpec:
@@ -222,6 +233,7 @@ class Host(Service):
         )
 
     async def _failed(self, row: Provision, error: str) -> None:
+        self._metrics.count(m.CREATES, pool=row.pool, outcome="failed")
         await self._database.write(lambda c: _record_failed(c, row.agent_id, error, self._pace()))
         self._bell.ring(bell.SCALE)
 
@@ -239,8 +251,10 @@ class Host(Service):
             except CorralError as error:
                 log.warning("provision %s cannot be destroyed yet: %s", row.agent_id, error)
                 message = error.message
+                self._metrics.count(m.DESTROYS, pool=row.pool, outcome="failed")
                 await self._database.write(lambda c: _record_refusal(c, row.agent_id, message))
                 return
+            self._metrics.count(m.DESTROYS, pool=row.pool, outcome="succeeded")
             await self._database.write(lambda c: _record_gone(c, row.agent_id))
             log.info("provision %s: gone", row.agent_id)
 

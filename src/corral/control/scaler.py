@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from corral.control import admission, bell
+from corral.control import admission, bell, failures
 from corral.control.admission import DELIVERY_DEADLINE, LEASE, Request, Term
 from corral.control.bell import Bell
 from corral.control.settle import Wake, end_job, ring
@@ -400,6 +400,7 @@ def take_back(connection: Connection, term: Term, agent_id: AgentId) -> None:
 def note_failure(connection: Connection, provision: Provision, error: str, pace: Backoff) -> None:
     """A failure of its pool: the next creation waits, longer with each in a row. Several that were under way together
     are one failure: only what was asked for after the pause began makes it longer."""
+    failures.note(connection, provision, error)
     known = next((row for row in pool_health_rows.every(connection) if row.pool == provision.pool), None)
     if not scaling.doubles(known, provision.requested_at):
         pool_health_rows.error(connection, provision.pool, error)

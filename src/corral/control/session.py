@@ -19,6 +19,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from corral.control import bell, registration, reports
+from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
@@ -35,6 +36,8 @@ from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import NO_LABELS, Labels
 from corral.model.records import Step
 from corral.runtime.clock import Clock
+from corral.runtime.logs import bind
+from corral.runtime.metrics import Metrics
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import jobs as job_rows
@@ -126,6 +129,7 @@ class Services:
     """(mandatory labels, is the default pool) of a pool by name."""
     lines: LastLines
     quota: RunQuota
+    metrics: Metrics
     on_hello: Callable[[AgentId], None] = lambda agent_id: None
     """Told of the agent that a hello names, before anything is verified."""
 
@@ -179,6 +183,7 @@ class Session:
         "idle_since",
         "number",
         "offered",
+        "offered_at",
         "over",
         "pool",
         "single_use",
@@ -223,6 +228,8 @@ class Session:
         """By an operator."""
         self._flushing: set[tuple[JobId, int]] = set()
         """Jobs that it was told to stop and whose end it has not reported yet: it would decline another."""
+        self.offered_at = 0.0
+        """Monotonic second of the last offer."""
         self.assignment: tuple[JobId, int] | None = None
         self.offered: Offered = Offered(labels=NO_LABELS)
 
@@ -411,11 +418,16 @@ class Session:
         self._s.on_hello(self._greeted)
         self._sessions.greet(self._greeted)
         outcome = await self._register(hello)
+        answer = str(outcome.code) if isinstance(outcome, Turned) else "welcome"
+        self._s.metrics.count(m.REGISTRATIONS, outcome=answer)
+        if hello.claim_code:
+            self._s.metrics.count(m.CLAIMS, outcome=answer)
         if isinstance(outcome, Turned):
             ring(self._s.bell, outcome.wake)
             self._refuse(outcome)
             return
         self._adopt(hello, outcome)
+        bind(agent=outcome.agent_id, **({"pool": outcome.pool} if outcome.pool else {}))
         ring(self._s.bell, outcome.wake)
         self.send(
             Welcome(
@@ -530,9 +542,17 @@ class Session:
 
     def _log_pump(self) -> LogPump:
         if self._pump is None:
-            self._pump = LogPump(self._s.logs, self._s.clock, self._stored)
+            self._pump = LogPump(self._s.logs, self._s.clock, self._stored, self._count_bytes)
             self._pump.start()
         return self._pump
+
+    def _count_bytes(self, size: int) -> None:
+        self._s.metrics.count(m.LOG_BYTES, size)
+
+    @property
+    def log_stalled(self) -> bool:
+        """The store does not take this agent's log now."""
+        return self._pump is not None and self._pump.stalled
 
     async def _log_key(self, job_id: JobId, attempt: int, step: int) -> LogKey | None:
         run_id = self._runs.get((job_id, attempt))

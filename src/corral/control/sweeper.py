@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
-from corral.control import bell, settle
+from corral.control import bell, failures, settle
 from corral.control.bell import Bell
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import CANCEL_GRACE, SECOND, Wake, ring
@@ -22,6 +22,7 @@ from corral.runtime.clock import Clock
 from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs, runs
+from corral.store.repo import failures as failure_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.wire.messages import Cancel
@@ -141,6 +142,7 @@ class Sweeper(Service):
         for run_id in await self._database.read(runs.live):
             await self._continue(run_id)
         await self._database.write(lambda c: provisions_rows.purge_gone(c, GONE_RETENTION))
+        await self._database.write(lambda c: failure_rows.purge(c, failures.RETENTION, failures.LIMIT))
 
     async def _continue(self, run_id: RunId) -> None:
         wake = Wake()

@@ -317,6 +317,25 @@ class Problem(Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
 
 
+class DiagnoseRow(Struct, frozen=True, kw_only=True):
+    """What one check found. ``status``: ok, warning, failed or skipped. ``seconds``: what it took."""
+
+    group: str
+    name: str
+    status: str
+    message: str
+    remedy: str = ""
+    seconds: float = 0.0
+
+
+class DiagnoseView(Struct, frozen=True, kw_only=True):
+    """``status``: the worst of the rows, ``skipped`` counting as ok."""
+
+    status: str
+    at: str
+    rows: tuple[DiagnoseRow, ...]
+
+
 class RegisterWorkflows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``workflows``: names of those to register, empty: every one that declares an event. The source is an archive that
     was uploaded; it is kept as long as one of them is registered."""

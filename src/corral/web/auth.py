@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+
+from litestar.types import Scope
+
 from corral.control.api import Api, Principal, Role
 from corral.model.errors import Forbidden, Unauthenticated
 
@@ -35,3 +39,17 @@ async def _by_token(api: Api, header: str) -> Principal:
     if not token:
         raise Unauthenticated("send a token: 'Authorization: Bearer TOKEN' (corral login saves one)")
     return await api.authenticate(token)
+
+
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
+
+
+def from_here(scope: Scope) -> bool:
+    """The connection comes from this host and from nobody behind a proxy on it."""
+    client = scope.get("client")
+    if client is None or any(name.lower() in _FORWARDED for name, _ in scope["headers"]):
+        return False
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False

@@ -22,7 +22,7 @@ from corral.cli.config.sizes import parse_size
 from corral.cli.config.windows import parse_days, parse_time
 from corral.model.events import Exec, Target, Webhook, WorkflowTarget
 from corral.model.labels import RESERVED_PREFIX, labels
-from corral.model.pools import Backoff, Caps, Machine, Pool, Window
+from corral.model.pools import Caps, Machine, Pool, Window
 
 
 def host_labels() -> tuple[str, ...]:
@@ -71,7 +71,8 @@ def to_caps(config: ServerConfig) -> Caps:
         creates_per_second=config.creates_per_second,
         creates_burst=config.creates_burst,
         machines=tuple(_machine(machine) for machine in config.machine_pools),
-        backoff=Backoff(base=config.provision_backoff_base, most=config.provision_backoff_max),
+        backoff_base=config.provision_backoff_base,
+        backoff_max=config.provision_backoff_max,
         provisioner_slots=config.provisioner_slots,
     )
 

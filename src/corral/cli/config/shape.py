@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -150,13 +151,16 @@ class PoolsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file. ``urls``: where agents find this coordinator, default: where it listens. ``uids``: as root, the
-    range from which each agent gets a uid of its own. ``allow_root``: jobs may run as root."""
+    range from which each agent gets a uid of its own. ``allow_root``: jobs may run as root.
+    ``metrics_public``: ``/metrics`` asks nobody for a token, not even callers from elsewhere."""
 
     version: int
     listen: str = ""
     urls: tuple[str, ...] = ()
     work_dir: str = ""
     allow_root: bool = False
+    metrics_public: bool = False
+    log_format: Literal["console", "json"] = "console"
     uids: Annotated[str, Meta(pattern=r"^[0-9]{1,10}-[0-9]{1,10}$")] = "64000-64999"
     max_agents: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
     max_cpu: Cores | None = None
@@ -175,9 +179,26 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timing: TimingConfig = TimingConfig()
     pools: tuple[PoolConfig, ...] = ()
 
+    def changed(self) -> tuple[tuple[str, str, str], ...]:
+        """Settings that differ from their defaults: name, value, default. Pools are no settings."""
+        return tuple(_changed(self, ServerConfig(version=CONFIG_VERSION), ""))
+
     def keep(self) -> Clean:
         return Clean(keep_runs=self.retention.runs, keep_bytes=parse_size(self.retention.size))
 
     def uid_range(self) -> range:
         first, _, last = self.uids.partition("-")
         return range(int(first), int(last) + 1)
+
+
+def _changed(given: Struct, usual: Struct, prefix: str) -> Iterator[tuple[str, str, str]]:
+    for name in given.__struct_fields__:
+        value, default = getattr(given, name), getattr(usual, name)
+        if isinstance(value, Struct):
+            yield from _changed(value, default, f"{prefix}{name}.")
+        elif value != default and name not in ("version", "pools", "machine_pools"):
+            yield prefix + name, _shown(value), _shown(default)
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value) or "none"
