@@ -146,7 +146,7 @@ def test_a_run_and_what_can_be_asked_about_it_afterwards_without_a_server(place:
     assert left_behind(place) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_the_first_interrupt_cancels_gracefully(place: Path, number: signal.Signals) -> None:
     marks = place / "marks"
     marks.mkdir()
@@ -183,6 +183,26 @@ def test_the_second_interrupt_kills(place: Path) -> None:
     assert time.monotonic() - begin < 9, "it waited for the grace of the first interrupt"
     assert not alive(pid)
     assert left_behind(place) == []
+
+
+def test_a_killed_run_holds_no_slot_of_the_next(place: Path) -> None:
+    """Its agents end with it and leave nothing to be found: the next run neither waits for them nor loses the run."""
+    marks = place / "marks"
+    marks.mkdir()
+    tree = tree_of(place, SLOW.format(marks=marks, then="true"))
+    options = ("--max-agents", "1", "--state-dir", str(place / "state"))
+    with ending(start(place, "run", str(tree), *options)) as process:
+        eventually(lambda: (marks / "pid").exists() and (marks / "pid").read_text().strip(), deadline=30)
+        process.kill()
+        process.communicate(timeout=30)
+    pid = int((marks / "pid").read_text())
+    eventually(lambda: not alive(pid), deadline=30)
+    (tree / ".corral" / "workflows" / "ci.py").write_text(QUICK.replace('matrix={"n": [1, 2]}', 'matrix={"n": [1]}'))
+    begin = time.monotonic()
+    _, err = corral(place, "run", str(tree), *options)
+    assert time.monotonic() - begin < 15, err
+    runs = json.loads(corral(place, "runs", "--json", "--state-dir", str(place / "state"))[0])
+    assert [run["state"] for run in runs] == ["succeeded", "failed"]
 
 
 def test_an_interrupt_before_the_run_leaves_nothing(place: Path) -> None:
