@@ -168,7 +168,7 @@ class World:
         self.truth = Truth(loop.time, self.report, self.watch.begins)
         self.database = SharedDatabase(self.clock, self._committed)
         self.logs = MemoryLogs()
-        self.sources = MemorySources()
+        self.sources = MemorySources(self.clock)
         self.host = FakeHost()
         self.agents: dict[AgentId, SimAgent] = {}
         self.wires: list[Wire] = []

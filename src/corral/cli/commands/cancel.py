@@ -39,3 +39,6 @@ def command(
         write_json(view)
     else:
         say(f"run {view.id} is {view.state}")
+    if view.state == "cancelling" and not (url or is_live(state_dir)):
+        # On standard error also with --json: nobody is there to carry it out.
+        say("no coordinator runs here: it ends with the next `corral run` or `corral server` on this state directory")
