@@ -205,6 +205,38 @@ def test_a_killed_run_holds_no_slot_of_the_next(place: Path) -> None:
     assert [run["state"] for run in runs] == ["succeeded", "failed"]
 
 
+def test_what_needs_a_held_directory_to_itself_says_what_to_do_before_it_begins(place: Path) -> None:
+    """Also what is cancelled while nobody is there to carry it out."""
+    marks = place / "marks"
+    marks.mkdir()
+    tree = tree_of(place, SLOW.format(marks=marks, then="true"))
+    state = ("--state-dir", str(place / "state"))
+    with ending(start(place, "run", str(tree), *state)) as process:
+        eventually(lambda: (marks / "pid").exists() and (marks / "pid").read_text().strip(), deadline=30)
+        for words in (("demo",), ("run", str(tree))):
+            _, err = corral(place, *words, *state, code=ExitCode.USAGE)
+            assert f"another `corral run` or `corral demo` (process {process.pid})" in err
+            assert "--state-dir DIR" in err
+            assert "download" not in err
+        process.kill()
+        process.communicate(timeout=30)
+    (run,) = json.loads(corral(place, "runs", "--json", *state)[0])
+    _, err = corral(place, "cancel", run["id"], *state)
+    assert f"run {run['id']} is cancelling\nno coordinator runs here: it ends with the next" in err
+
+
+def test_a_run_beside_a_server_is_told_of_submit(place: Path) -> None:
+    tree = tree_of(place, QUICK)
+    state = ("--state-dir", str(place / "state"))
+    with ending(start(place, "server", *state, "--listen", "127.0.0.1:0", "--allow-root")) as server:
+        eventually((place / "state" / "server.json").exists, deadline=30)
+        _, err = corral(place, "run", str(tree), *state, code=ExitCode.USAGE)
+        assert f"(process {server.pid})" in err
+        assert "`corral submit`" in err
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
+
+
 def test_an_interrupt_before_the_run_leaves_nothing(place: Path) -> None:
     """While author code is loaded nothing runs yet: it ends as any program does, and removes what it made."""
     tree = tree_of(place, "import pathlib, time\npathlib.Path(r'%s').touch()\ntime.sleep(60)\n" % (place / "loading"))

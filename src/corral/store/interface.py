@@ -122,7 +122,7 @@ class SourceStore(Protocol):
         ...
 
     async def stored_at(self, hash: SourceHash) -> int | None:
-        """When it was stored last: microseconds since the epoch, of the store's own clock; None where it is not here."""
+        """When it was stored last, microseconds since the epoch by the store's own clock; None: it is not here."""
         ...
 
     async def list(self) -> dict[SourceHash, int]:
