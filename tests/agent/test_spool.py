@@ -189,6 +189,7 @@ def test_the_pump_ends_with_its_pipe(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_dropped_counted_and_marked(tmp_path: Path) -> None:
+    """G7: never silent: spilled to disk first, then a counted marker where the bytes would be."""
     budget = Budget(8000, drop=True)
     log = StepSpool(tmp_path, budget, 10**9)
     log.append(b"a" * 7000)

@@ -36,7 +36,7 @@ def test_examples_compile(tmp_path: Path, text: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     assert len(ROWS) == 13
 
 

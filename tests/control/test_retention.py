@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from sqlalchemy import update
 
-from corral.control.retention import clean
+from corral.control.retention import PROVISIONING_KEPT, clean
 from corral.model.ids import RunId, SourceHash
 from corral.model.spec import SourceRef
 from corral.model.views import Clean, Cleaned
 from corral.store.repo import runs
+from corral.store.tables import runs as runs_table
 from tests.control.worlds import World, new_run
 from tests.store.databases import a_spec
 
@@ -144,3 +146,15 @@ def test_many_at_once(shelf: Shelf) -> None:
         shelf.ended()
     assert shelf.clean(keep_runs=1).runs == 204
     assert len(shelf.left()) == 1
+
+
+def test_runs_for_provisioners_are_few_and_take_no_place_from_users(shelf: Shelf) -> None:
+    users = [shelf.ended() for _ in range(3)]
+    own = [shelf.ended() for _ in range(PROVISIONING_KEPT + 3)]
+    shelf.world.write(lambda c: c.execute(update(runs_table).where(runs_table.c.id.in_(own)).values(provisioning=True)))
+    assert shelf.clean().runs == 3
+    assert set(shelf.logs.sizes) == {*users, *own[3:]}
+    assert shelf.clean(keep_runs=2).runs == PROVISIONING_KEPT - 2 + 1
+    assert set(shelf.logs.sizes) == {*users[1:], *own[-2:]}
+    assert shelf.clean(keep_bytes=299).runs == 2, "a tenth of the bytes holds none of them"
+    assert shelf.left() == set(users[1:])

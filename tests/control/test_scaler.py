@@ -6,16 +6,17 @@ from __future__ import annotations
 import pytest
 
 from corral.backends.interface import Ending
-from corral.control import queries, scaler
+from corral.control import admission, queries, scaler
+from corral.control.admission import Request
 from corral.control.bell import HOST, Bell
 from corral.control.host import _settle_ending
 from corral.control.lines import LastLines
 from corral.control.scaler import LEASE, Scaler, ScalerSettings, Term
 from corral.control.settle import Wake
-from corral.decide.scaling import Creation, NotDone, Release, ReleaseReason
+from corral.decide.scaling import Creation, NotDone, Refusal, Release, ReleaseReason
 from corral.model.errors import Conflict
-from corral.model.ids import AgentId, CoordinatorId, JobId, RunId
-from corral.model.pools import Caps, Pool
+from corral.model.ids import AgentId, CoordinatorId, JobId
+from corral.model.pools import Backoff, Caps, Pool
 from corral.model.secret import Secret
 from corral.model.spec import NeedSpec, Reason, Result, RetrySpec
 from corral.model.states import JobState, ProvisionEvent, ProvisionState
@@ -60,18 +61,31 @@ class Leader:
     def provisions(self) -> list[object]:
         return list(self.world.read(provisions_rows.live))
 
-    def admit(self, creation: Creation, name: str) -> None:
-        identity = AgentId(name)
-        self.world.write(
-            scaler.admit, self.term, creation, self.pools[0], self.caps, identity, Secret(f"code-{name}"), b"sealed"
-        )
+    def request(self, creation: Creation, name: str) -> Request:
+        wanted = next(pool for pool in self.pools if pool.name == creation.pool)
+        claim = Secret(f"code-{name}")
+        return Request(creation=creation, pool=wanted, identity=AgentId(name), claim=claim, sealed=b"sealed")
+
+    def admit(self, creation: Creation, name: str) -> Refusal | None:
+        (answer,) = self.world.write(admission.admit, self.term, [self.request(creation, name)], self.caps)
+        return answer
+
+    def begun(self, seconds: float = 60.0) -> None:
+        """Its host records the sending of what is requested, before it is made."""
+        for row in self.world.read(provisions_rows.live):
+            if row.state is ProvisionState.REQUESTED and row.sent_at is None:
+                moment = self.world.clock.now()
+                deadline = moment + int(seconds * SECOND)
+                self.world.write(provisions_rows.write, row, sent_at=moment, deadline_at=deadline)
 
     def why(self, job_id: JobId) -> list[str]:
         return list(self.world.read(queries.why, job_id, self.pools, self.scaler.reasons).sentences)
 
 
-def creation(job: str = "job_1") -> Creation:
-    return Creation(pool="p", job_id=JobId(job), run_id=RunId("run_1"), labels=frozenset({"linux"}))
+def creation(job: str | None = None, pool: str = "p", **more: object) -> Creation:
+    """Of a warm instance, or for a job."""
+    made = None if job is None else JobId(job)
+    return Creation(pool=pool, job_id=made, labels=frozenset({"linux"}), **more)  # type: ignore[arg-type]
 
 
 # --- creating ----------------------------------------------------------------------------------------------
@@ -120,9 +134,9 @@ def test_the_pools_cap_holds_over_passes(world: World) -> None:
 def test_admission_counts_again_in_its_own_transaction(world: World, caps: Caps, most: int, what: str) -> None:
     """Two plans were made from one look: only as many as fit are let in."""
     leader = Leader(world, pool(most=most), caps=caps)
-    leader.admit(creation(), "agent_a")
-    with pytest.raises(Conflict, match=what):
-        leader.admit(creation(), "agent_b")
+    assert leader.admit(creation(), "agent_a") is None
+    refused = leader.admit(creation(), "agent_b")
+    assert refused is not None and what in refused.detail
     assert world.read(provisions_rows.count_live) == 1
     assert world.read(agents.get, AgentId("agent_b")) is None
     assert world.read(claims_rows.owner, "code-agent_b") is None
@@ -136,7 +150,7 @@ def test_a_deposed_leader_creates_and_releases_nothing(world: World) -> None:
         leader.admit(creation(), "agent_b")
     release = Release(agent_id=AgentId("agent_a"), reason=ReleaseReason.IDLE)
     with pytest.raises(Conflict):
-        world.write(scaler.let_go, leader.term, release, world.provision("agent_a"))
+        world.write(scaler.let_go, leader.term, release, world.provision("agent_a"), Backoff())
     assert world.provision("agent_a").state is ProvisionState.REQUESTED
     assert world.read(provisions_rows.count_live) == 1
 
@@ -151,7 +165,7 @@ def test_an_agent_that_was_just_given_a_job_stays(world: World) -> None:
     world.offer(job)
     release = Release(agent_id=AGENT, reason=ReleaseReason.IDLE)
     with pytest.raises(Conflict, match="has a job"):
-        world.write(scaler.let_go, leader.term, release, world.provision())
+        world.write(scaler.let_go, leader.term, release, world.provision(), Backoff())
     assert (world.agent().cordon_reason, world.provision().state) == (None, ProvisionState.ACTIVE)
 
 
@@ -161,7 +175,7 @@ def test_a_release_that_finds_the_provision_changed_leaves_no_cordon(world: Worl
     stale = world.provision()
     world.write(provisions_rows.write, stale, provider_id="x")
     with pytest.raises(Conflict):
-        world.write(scaler.let_go, leader.term, Release(agent_id=AGENT, reason=ReleaseReason.IDLE), stale)
+        world.write(scaler.let_go, leader.term, Release(agent_id=AGENT, reason=ReleaseReason.IDLE), stale, Backoff())
     assert world.agent().cordon_reason is None
 
 
@@ -181,6 +195,7 @@ def test_a_cancelled_jobs_instance_is_given_back_before_it_registers_and_is_no_f
     leader = Leader(world)
     run_id = world.start()
     leader.run()
+    leader.begun()
     world.cancel(run_id)
     leader.run()
     (row,) = world.read(provisions_rows.live)
@@ -192,6 +207,7 @@ def test_a_spawn_that_takes_too_long_is_a_failure_and_the_pool_backs_off(world: 
     leader = Leader(world)
     job = world.only(world.start())
     leader.run()
+    leader.begun()
     world.clock.pass_time(61)
     leader.run()
     assert [row.state for row in world.read(provisions_rows.live)] == [ProvisionState.RELEASING]
@@ -202,6 +218,7 @@ def test_a_spawn_that_takes_too_long_is_a_failure_and_the_pool_backs_off(world: 
     world.clock.pass_time(30)
     leader.run()
     assert world.read(provisions_rows.count_live) == 2
+    leader.begun()
     world.clock.pass_time(61)
     leader.run()
     (health,) = world.read(pool_health_rows.every)
@@ -215,7 +232,7 @@ def test_instances_that_fail_together_are_one_failure(world: World) -> None:
     rows = world.read(provisions_rows.live)
     world.clock.pass_time(1)
     for number, row in enumerate(rows):
-        world.write(scaler.note_failure, row, f"error {number}")
+        world.write(scaler.note_failure, row, f"error {number}", Backoff())
     (health,) = world.read(pool_health_rows.every)
     assert (len(rows), health.failures, health.last_error) == (2, 1, "error 1")
     assert health.backoff_until == world.clock.now() + 30 * SECOND
@@ -238,12 +255,12 @@ def test_an_instance_that_ended_by_itself_settles_its_job_and_is_cleaned_up(worl
     world.agent_up()
     world.running(job)
     wake = Wake()
-    world.write(_settle_ending, Ending(agent_id=AGENT, detail="exit 137"), wake)
+    world.write(_settle_ending, Ending(agent_id=AGENT, detail="exit 137"), wake, Backoff())
     after = world.only(job.run_id)
     assert (after.state, after.reason, after.detail) == (JobState.FAILED, Reason.INSTANCE_LOST, "exit 137")
     leader.run()
     assert (world.provision().state, world.provision().release_reason) == (ProvisionState.RELEASING, "instance-ended")
-    world.write(_settle_ending, Ending(agent_id=AGENT, detail="again"), Wake())
+    world.write(_settle_ending, Ending(agent_id=AGENT, detail="again"), Wake(), Backoff())
     assert world.read(pool_health_rows.every) == (), "an agent that had come up is no failure of its pool"
 
 
@@ -306,7 +323,7 @@ def test_enough_instances_made_in_vain(world: World) -> None:
         leader.run()
         row = next(r for r in world.read(provisions_rows.live) if r.state is ProvisionState.REQUESTED)
         world.write(provisions_rows.write, row, failed_at=START, error="no such image")
-        world.write(scaler.note_failure, row, "no such image")
+        world.write(scaler.note_failure, row, "no such image", Backoff())
         world.clock.pass_time(900)
     leader.run()
     after = world.only(job.run_id)

@@ -173,3 +173,13 @@ def test_each_job_that_begins_takes_room_of_its_pool() -> None:
 def test_without_room_in_its_pool_a_job_takes_an_agent_of_another() -> None:
     idle = [replace(agent("full"), pool="p"), replace(agent("free", "x y"), pool="q")]
     assert pairs(plan([job("j0"), job("j1")], idle, NOW, {"p": 0})) == [("j0", "free")]
+
+
+def test_a_provisioners_job_goes_to_no_agent_that_an_event_brought_up_and_past_a_pools_limit() -> None:
+    offered = Offered(labels=frozenset({"x"}))
+    job = QueuedJob(id=JobId("release"), wanted=Wanted(labels=frozenset({"x"})), provisioning=True)
+    cloud = IdleAgent(id=AgentId("cloud"), offered=offered, pool="cloud", by_event=True)
+    bound = IdleAgent(id=AgentId("own"), offered=offered, pool="cloud", by_event=True, bound=job.id)
+    local = IdleAgent(id=AgentId("local"), offered=offered, pool="local", idle_since=9)
+    assert plan([job], [cloud, bound], 10**9) == ()
+    assert [each.agent_id for each in plan([job], [cloud, local], 10**9, {"local": 0})] == ["local"]

@@ -14,7 +14,7 @@ from corral.decide.dispatching import RELEASE_GRACE
 from corral.decide.matching import Offered, Wanted, fits, pool_offer, route
 from corral.decide.scaling import Demand, NotDone, Release, ReleaseReason, ScalingPlan, Supply
 from corral.model.ids import AgentId, JobId, RunId
-from corral.model.pools import Caps, Pool
+from corral.model.pools import Backoff, Caps, Pool
 from corral.model.records import PoolHealth
 from corral.model.states import ProvisionState
 from tests.decide import strategies
@@ -69,7 +69,7 @@ class World:
 def failing(known: PoolHealth | None, pool: str, now: int) -> PoolHealth:
     """The pool's health after an instance of it did not come up in time."""
     failures = known.failures if known else 0
-    until = max(now + scaling.backoff(failures), (known.backoff_until or 0) if known else 0)
+    until = max(now + scaling.backoff(failures, Backoff()), (known.backoff_until or 0) if known else 0)
     return PoolHealth(
         pool=pool, failures=failures + 1, backoff_began_at=now, backoff_until=until, last_error="it came too late"
     )
@@ -295,6 +295,8 @@ def test_a_job_goes_to_the_first_fitting_pool_with_room_and_only_none_is_a_refus
         match item.reason:
             case NotDone.NO_POOL:
                 assert not way
+            case NotDone.AGENT_BUSY:
+                assert not way and any(each.static and fits(demand.wanted, each.offered) for each in world.supply)
             case NotDone.CREATES_EXHAUSTED:
                 assert way and demand.creates >= world.caps.creates_per_job
             case _:
@@ -531,7 +533,16 @@ def test_resources_of_the_job_come_before_those_of_the_pool() -> None:
 
 
 def test_backoff_doubles_from_30_seconds_to_15_minutes() -> None:
-    assert [scaling.backoff(n) // SECOND for n in (0, 1, 2, 3, 4, 5, 6, 100)] == [30, 60, 120, 240, 480, 900, 900, 900]
+    assert [scaling.backoff(n, Backoff()) // SECOND for n in (0, 1, 2, 3, 4, 5, 6, 100)] == [
+        30,
+        60,
+        120,
+        240,
+        480,
+        900,
+        900,
+        900,
+    ]
 
 
 # --- what operators hold -----------------------------------------------------------------------------------

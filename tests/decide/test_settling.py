@@ -59,6 +59,7 @@ LOSS = {
 
 @pytest.mark.parametrize("case", LOSS)
 def test_after_a_loss(case: tuple[int | None, OnLost | None, int]) -> None:
+    """R3: one declared policy per job decides, whether the agent is only away or its instance is gone."""
     attempts, on_lost, tries = case
     away, gone = LOSS[case]
     assert after_loss(spec(attempts, on_lost), tries, instance_gone=False).next is away

@@ -454,3 +454,15 @@ def test_secrets_are_wiped(db: Hand) -> None:
     assert db.read(secrets.of_run, RUN) == {"A": b"1", "B": b"2"}
     assert db.write(secrets.wipe, RUN) == 2
     assert db.read(secrets.of_run, RUN) == {}
+
+
+def test_jobs_of_provisioners_come_before_all_others_and_behind_no_crowd(db: Hand) -> None:
+    """What releases capacity must not wait behind what wants it."""
+    db.write(add_run)
+    crowd = [job_row(f"j-{n}", ordinal=n, spec=a_spec(f"j-{n}")) for n in range(5)]
+    last = {**job_row("release", ordinal=9, spec=a_spec("release"), queued_at=START + SECOND), "provisioning": True}
+    db.write(jobs.add_all, crowd)
+    db.write(jobs.add_all, [last])
+    db.clock.pass_time(2)
+    heads = db.read(jobs.queued_heads, 2)
+    assert [(head.id, head.provisioning) for head in heads] == [("release", True), ("j-0", False), ("j-1", False)]

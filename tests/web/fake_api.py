@@ -28,6 +28,7 @@ from corral.model.views import (
     NewToken,
     Page,
     PoolView,
+    RegisterWorkflows,
     Rerun,
     RotateToken,
     RunView,
@@ -35,6 +36,7 @@ from corral.model.views import (
     StepView,
     TokenView,
     WhyView,
+    WorkflowView,
 )
 
 TOKENS = {role: f"{role}-token" for role in Role}
@@ -73,6 +75,7 @@ class FakeApi:
         self.graces: list[float] = []
         self.drains: list[float | None] = []
         self.held: dict[str, str] = {}
+        self.registered: dict[str, WorkflowView] = {}
         self.echo_agents = True
         self.linked = asyncio.Event()
         self._tokens = {
@@ -192,9 +195,15 @@ class FakeApi:
         self.job_by_id[job_id] = view
         return view
 
-    async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
+    async def runs(
+        self, *, project: str = "local", cursor: str = "", limit: int = 50, provisioning: bool = False
+    ) -> Page[RunView]:
         self._check()
-        wanted = [each for each in reversed(self.runs_by_id.values()) if each.project == project]
+        wanted = [
+            each
+            for each in reversed(self.runs_by_id.values())
+            if each.project == project and each.provisioning == provisioning
+        ]
         start = next((n + 1 for n, each in enumerate(wanted) if each.id == cursor), 0)
         page = [msgspec.structs.replace(each, jobs=()) for each in wanted[start : start + limit]]
         more = len(wanted) > start + limit
@@ -232,6 +241,44 @@ class FakeApi:
     async def rerun(self, run_id: RunId, how: Rerun) -> RunView:
         await self.run(run_id)
         return self._add_run(self.orders[run_id], original=run_id)
+
+    async def register_workflows(self, wanted: RegisterWorkflows, *, by: str = "") -> tuple[WorkflowView, ...]:
+        self._check()
+        if wanted.source is not None and wanted.source.hash not in self.sources:
+            raise Invalid("the registration", [Fault(path="source", message="the server does not hold it")])
+        names = wanted.workflows or tuple(each.name for each in wanted.lock.workflows)
+        for spec in (each for each in wanted.lock.workflows if each.name in names):
+            before = self.registered.get(spec.name)
+            self.registered[spec.name] = WorkflowView(
+                name=spec.name,
+                project=wanted.project,
+                events=spec.events,
+                jobs=tuple(job.name for job in spec.jobs),
+                file=spec.file,
+                line=spec.line,
+                lock_hash=wanted.lock.hash,
+                source_hash=wanted.source.hash if wanted.source else "",
+                registered_at=MOMENT,
+                registered_by=by,
+                version=before.version + 1 if before else 1,
+            )
+        return tuple(self.registered[name] for name in names if name in self.registered)
+
+    async def workflows(self, *, project: str = "local") -> tuple[WorkflowView, ...]:
+        self._check()
+        return tuple(each for _, each in sorted(self.registered.items()) if each.project == project)
+
+    async def workflow(self, name: str) -> WorkflowView:
+        self._check()
+        if name not in self.registered:
+            raise NotFound(f"no workflow {name!r} is registered")
+        return self.registered[name]
+
+    async def remove_workflow(self, name: str) -> WorkflowView:
+        view = await self.workflow(name)
+        if view.pools:
+            raise Refused(f"workflow {name} is the provisioner of pool {view.pools[0]}")
+        return self.registered.pop(name)
 
     async def job(self, job_id: JobId) -> JobView:
         self._check()

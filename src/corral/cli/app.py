@@ -43,10 +43,12 @@ COMMANDS: dict[str, Entry] = {
     "agents": _entry("agents", "app"),
     "pools": _entry("pools"),
     "config": _entry("config", "app"),
+    "workflows": _entry("workflows", "app"),
     "token": _entry("token", "app"),
     "login": _entry("login"),
     "paths": _entry("paths"),
     "clean": _entry("clean"),
+    "db": _entry("db", "app"),
     "firecracker": _entry("firecracker", "app"),
     "sim": _entry("sim", "app"),
 }

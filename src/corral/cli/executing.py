@@ -18,7 +18,7 @@ from corral.cli.progress import Screen, screen
 from corral.cli.summary import further, job_table, run_state
 from corral.model.errors import CorralError, Fault, Invalid, Refused
 from corral.model.ids import RunId
-from corral.model.views import NewRun
+from corral.model.views import NewRun, RegisterWorkflows
 from corral.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -78,6 +78,18 @@ def prepared(wanted: Wanted) -> Iterator[tuple[NewRun, Source | None]]:
             ),
             source,
         )
+
+
+@contextlib.contextmanager
+def snapshot_of(path: Path, names: tuple[str, ...]) -> Iterator[tuple[RegisterWorkflows, Source]]:
+    """Compile the tree and take a snapshot of it, to register its workflows. :raises: as :func:`prepared`."""
+    from corral.cli.source import snapshot
+    from corral.compile import compile_tree, find_tree
+
+    tree = find_tree(path)
+    lock = compile_tree(tree, diagnose=lambda text: say(text.rstrip("\n")))
+    with snapshot(tree, say) as source:
+        yield RegisterWorkflows(lock=lock, workflows=names, source=source.ref), source
 
 
 def _of_commit(lock: Lock, workflow: str, wanted: Wanted, git: GitSource) -> NewRun:

@@ -34,12 +34,14 @@ from corral.model.views import (
     Page,
     PoolView,
     Problem,
+    RegisterWorkflows,
     Rerun,
     RotateToken,
     RunView,
     ServerView,
     TokenView,
     WhyView,
+    WorkflowView,
 )
 
 T = TypeVar("T")
@@ -138,9 +140,13 @@ class Client:
     async def create_run(self, new: NewRun) -> RunView:
         return await self._send("POST", "runs", RunView, new)
 
-    async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
-        """One page, newest first, without jobs."""
+    async def runs(
+        self, *, project: str = "local", cursor: str = "", limit: int = 50, provisioning: bool = False
+    ) -> Page[RunView]:
+        """One page, newest first, without jobs. ``provisioning``: the runs that work for provisioners, instead of all
+        others."""
         params = {"project": project, "limit": str(limit)} | ({"cursor": cursor} if cursor else {})
+        params |= {"provisioning": "true"} if provisioning else {}
         return await self._get("runs", Page[RunView], params)
 
     async def all_runs(self, *, project: str = "local") -> AsyncIterator[RunView]:
@@ -182,6 +188,20 @@ class Client:
         async for event in self._follow(f"runs/{_part(run_id)}/events", {}):
             if event.name == "run":
                 yield _decode(event.data, RunView, self.base_url)
+
+    # --- registered workflows ---
+
+    async def register_workflows(self, wanted: RegisterWorkflows) -> tuple[WorkflowView, ...]:
+        return await self._send("POST", "workflows", tuple[WorkflowView, ...], wanted)
+
+    async def workflows(self, *, project: str = "local") -> tuple[WorkflowView, ...]:
+        return await self._get("workflows", tuple[WorkflowView, ...], {"project": project})
+
+    async def workflow(self, name: str) -> WorkflowView:
+        return await self._get(f"workflows/{_part(name)}", WorkflowView)
+
+    async def remove_workflow(self, name: str) -> WorkflowView:
+        return await self._send("DELETE", f"workflows/{_part(name)}", WorkflowView)
 
     # --- logs ---
 

@@ -24,12 +24,14 @@ from corral.model.views import (
     NewToken,
     Page,
     PoolView,
+    RegisterWorkflows,
     Rerun,
     RotateToken,
     RunView,
     ServerView,
     TokenView,
     WhyView,
+    WorkflowView,
 )
 
 
@@ -102,8 +104,11 @@ class Api(Protocol):
         """:raises Invalid: every fault of lock, workflow name, job names, secrets missing, source unknown."""
         ...
 
-    async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
-        """Newest first, without jobs. ``limit`` 1 to 200."""
+    async def runs(
+        self, *, project: str = "local", cursor: str = "", limit: int = 50, provisioning: bool = False
+    ) -> Page[RunView]:
+        """Newest first, without jobs. ``limit`` 1 to 200. ``provisioning``: the runs that work for provisioners,
+        instead of all others."""
         ...
 
     async def run(self, run_id: RunId) -> RunView:
@@ -127,6 +132,24 @@ class Api(Protocol):
     async def clean(self, how: Clean) -> Cleaned:
         """Remove ended runs, oldest first, with their logs and the sources that no run needs any more, until both
         bounds hold. A run that goes on is never touched."""
+        ...
+
+    # --- registered workflows ---
+
+    async def register_workflows(self, wanted: RegisterWorkflows, *, by: str = "") -> tuple[WorkflowView, ...]:
+        """All of them or none; what was registered under the same names is replaced.
+
+        :raises Invalid: every fault of lock, names, source, and of what a provisioner must be.
+        """
+        ...
+
+    async def workflows(self, *, project: str = "local") -> tuple[WorkflowView, ...]:
+        """By name."""
+        ...
+
+    async def workflow(self, name: str) -> WorkflowView: ...
+    async def remove_workflow(self, name: str) -> WorkflowView:
+        """:raises Refused: a pool's provisioner is this workflow, or there are instances that only it can destroy."""
         ...
 
     # --- logs ---

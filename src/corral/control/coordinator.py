@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from corral import __version__
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, holding, logs, queries, runs, settle
+from corral.control import bell, credentials, holding, logs, queries, registry, runs, settle
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
 from corral.control.dispatcher import Dispatcher
@@ -21,6 +21,7 @@ from corral.control.host import Host
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link
+from corral.control.provisioning import WorkflowDeliverer
 from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
 from corral.control.retention import clean
@@ -48,12 +49,14 @@ from corral.model.views import (
     NewToken,
     Page,
     PoolView,
+    RegisterWorkflows,
     Rerun,
     RotateToken,
     RunView,
     ServerView,
     TokenView,
     WhyView,
+    WorkflowView,
 )
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
@@ -63,6 +66,7 @@ from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo import runs as run_rows
+from corral.store.repo import workflows as workflows_rows
 from corral.wire import close
 from corral.workflow.lock import LOCK_VERSION, check_lock
 
@@ -184,6 +188,7 @@ class Coordinator:
             host_id=identity.coordinator_id,
             cluster_id=identity.cluster_id,
             urls=settings.urls,
+            pace=lambda: settings.caps.backoff,
         )
         self.sweeper = Sweeper(
             clock,
@@ -193,6 +198,20 @@ class Coordinator:
             SweeperSettings(lost_after=settings.lost_after, queue_timeout=settings.queue_timeout),
             coordinator_id=identity.coordinator_id,
         )
+
+        self.workflow_targets = WorkflowDeliverer(
+            clock=clock,
+            chance=chance,
+            database=self._db,
+            bell=self.bell,
+            sessions=self.sessions,
+            seal=self._seal,
+            fence=self._fence,
+        )
+
+    def _fence(self, connection: Connection) -> None:
+        """:raises Conflict: our term as leader is over."""
+        installation.fence(connection, LEASE, self.identity.coordinator_id, self.identity.epoch)
 
     def _session_services(self) -> Services:
         settings = self.settings
@@ -366,10 +385,12 @@ class Coordinator:
         """Runs that have not ended."""
         return len(await self._db.read(run_rows.live))
 
-    async def runs(self, *, project: str = "local", cursor: str = "", limit: int = 50) -> Page[RunView]:
+    async def runs(
+        self, *, project: str = "local", cursor: str = "", limit: int = 50, provisioning: bool = False
+    ) -> Page[RunView]:
         before = _parse_cursor(cursor)
         limit = max(1, min(limit, 200))
-        rows = await self._db.read(lambda c: run_rows.page(c, project, before, limit))
+        rows = await self._db.read(lambda c: run_rows.page(c, project, before, limit, provisioning=provisioning))
         following = f"{rows[-1].created_at}.{rows[-1].id}" if len(rows) == limit else ""
         return Page(items=tuple(queries.run_view(row) for row in rows), next=following)
 
@@ -412,6 +433,10 @@ class Coordinator:
         )
         if run is None or spec is None:
             raise NotFound(f"no run {run_id}")
+        if run.provisioning:
+            raise Refused(
+                f"run {run_id} works for a provisioner: its event is delivered again by itself until it is done"
+            )
         source = SourceRef(hash=run.source_hash, size=run.source_size or 0) if run.source_hash else None
         if source is not None and await self._sources.size(SourceHash(source.hash)) is None:
             raise Refused(f"the source of run {run_id} is not kept any more; submit it anew")
@@ -444,6 +469,33 @@ class Coordinator:
 
     async def why(self, job_id: JobId) -> WhyView:
         return await self._db.read(lambda c: queries.why(c, job_id, self._pools(), self._reasons()))
+
+    # --- registered workflows ---
+
+    async def register_workflows(self, wanted: RegisterWorkflows, *, by: str = "") -> tuple[WorkflowView, ...]:
+        faults = await _lock_faults(wanted.lock)
+        if faults:
+            raise Invalid("lock file", faults)
+        specs = registry.chosen(wanted)
+        await self._check_source(wanted.source)
+        pools = self._pools()
+
+        def write(connection: Connection) -> tuple[WorkflowView, ...]:
+            registry.register(connection, specs, wanted, pools, by)
+            return tuple(registry.view(registry.existing(connection, spec.name), pools) for spec in specs)
+
+        return await self._db.write(write)
+
+    async def workflows(self, *, project: str = "local") -> tuple[WorkflowView, ...]:
+        rows = await self._db.read(lambda c: workflows_rows.every(c, project))
+        return tuple(registry.view(row, self._pools()) for row in rows)
+
+    async def workflow(self, name: str) -> WorkflowView:
+        return registry.view(await self._db.read(lambda c: registry.existing(c, name)), self._pools())
+
+    async def remove_workflow(self, name: str) -> WorkflowView:
+        pools = self._pools()
+        return registry.view(await self._db.write(lambda c: registry.remove(c, name, pools)), pools)
 
     # --- logs ---
 

@@ -21,7 +21,7 @@ from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
 from corral.decide.matching import Wanted
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
-from corral.model.pools import Pool
+from corral.model.pools import EVENT, Pool
 from corral.model.spec import STEP_LOG_LIMIT, Reason
 from corral.model.states import AttemptEvent, JobEvent
 from corral.runtime.clock import Clock
@@ -64,7 +64,8 @@ class Dispatcher(Service):
         bell_.listen(bell.QUEUE, self.wake)
 
     async def run_once(self) -> None:
-        idle = [] if self.draining else [_idle_agent(session) for session in self._sessions.idle()]
+        events = frozenset(pool.name for pool in self._pools() if pool.backend == EVENT)
+        idle = [] if self.draining else [_idle_agent(session, events) for session in self._sessions.idle()]
         limits = {pool.name: pool.max_running for pool in self._pools() if pool.max_running is not None}
         seen = await self._database.read(lambda c: _look(c, idle, limits))
         if seen.overdue:
@@ -207,7 +208,7 @@ class Dispatcher(Service):
         self._bell.ring(bell.QUEUE, bell.SCALE)
 
 
-def _idle_agent(session: Session) -> IdleAgent:
+def _idle_agent(session: Session, events: frozenset[str]) -> IdleAgent:
     assert session.agent_id is not None
     return IdleAgent(
         id=session.agent_id,
@@ -215,6 +216,7 @@ def _idle_agent(session: Session) -> IdleAgent:
         bound=session.bound,
         idle_since=session.idle_since,
         pool=session.pool,
+        by_event=session.pool in events,
     )
 
 
@@ -242,6 +244,11 @@ def _queue(connection: Connection, idle: Sequence[IdleAgent]) -> list[QueuedJob]
     declined = [head.id for head in heads if head.offers]
     avoid = jobs.last_agents(connection, declined) if declined else {}
     return [
-        QueuedJob(id=head.id, wanted=Wanted(labels=head.labels, excludes=head.excludes), avoid=avoid.get(head.id))
+        QueuedJob(
+            id=head.id,
+            wanted=Wanted(labels=head.labels, excludes=head.excludes),
+            avoid=avoid.get(head.id),
+            provisioning=head.provisioning,
+        )
         for head in heads
     ]

@@ -21,7 +21,7 @@ from corral.control.sessions import Sessions
 from corral.control.settle import SECOND, Wake, ring
 from corral.model.errors import CorralError
 from corral.model.ids import AgentId, ClusterId
-from corral.model.pools import Pool
+from corral.model.pools import Backoff, Pool
 from corral.model.records import Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, ProvisionEvent, ProvisionState
@@ -74,6 +74,7 @@ class Host(Service):
         host_id: str,
         cluster_id: ClusterId,
         urls: tuple[str, ...],
+        pace: Callable[[], Backoff] = Backoff,
     ) -> None:
         super().__init__(clock)
         self._database = database
@@ -85,6 +86,7 @@ class Host(Service):
         self._host_id = host_id
         self._cluster_id = cluster_id
         self._urls = urls
+        self._pace = pace
         self._busy: dict[AgentId, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._listed = -LIST_EVERY
@@ -242,7 +244,7 @@ class Host(Service):
         )
 
     async def _failed(self, row: Provision, error: str) -> None:
-        await self._database.write(lambda c: _record_failed(c, row.agent_id, error))
+        await self._database.write(lambda c: _record_failed(c, row.agent_id, error, self._pace()))
         self._bell.ring(bell.SCALE)
 
     # --- destroying ---
@@ -294,7 +296,7 @@ class Host(Service):
         ended before its agent registered is its pool's failure; not so when somebody took it along."""
         await self._sessions.ended(ending.agent_id, LAST_WORDS)
         wake = Wake()
-        await self._database.write(lambda c: _settle_ending(c, ending, wake, blamed=blamed))
+        await self._database.write(lambda c: _settle_ending(c, ending, wake, self._pace(), blamed=blamed))
         ring(self._bell, wake)
         self._bell.ring(bell.SCALE, bell.QUEUE)
 
@@ -322,12 +324,12 @@ def _record_created(connection: Connection, agent_id: AgentId, provider_id: str)
         provisions_rows.write(connection, row, created_at=NOW, provider_id=provider_id)
 
 
-def _record_failed(connection: Connection, agent_id: AgentId, error: str) -> None:
+def _record_failed(connection: Connection, agent_id: AgentId, error: str, pace: Backoff) -> None:
     row = provisions_rows.get(connection, agent_id)
     if row is None or row.state is not ProvisionState.REQUESTED:
         return
     provisions_rows.write(connection, row, failed_at=NOW, error=error)
-    note_failure(connection, row, error)
+    note_failure(connection, row, error, pace)
 
 
 def _record_gone(connection: Connection, agent_id: AgentId) -> None:
@@ -358,12 +360,12 @@ def _record_refusal(connection: Connection, agent_id: AgentId, error: str) -> No
     )
 
 
-def _settle_ending(connection: Connection, ending: Ending, wake: Wake, *, blamed: bool) -> None:
+def _settle_ending(connection: Connection, ending: Ending, wake: Wake, pace: Backoff, *, blamed: bool) -> None:
     provision = provisions_rows.get(connection, ending.agent_id)
     never_registered = blamed and provision is not None and provision.state is ProvisionState.REQUESTED
     if provisions_rows.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
         assert provision is not None
-        note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}")
+        note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}", pace)
     agent = agents.get(connection, ending.agent_id)
     if agent is None or agent.assignment is None or agent.assigned_attempt is None:
         return

@@ -50,6 +50,7 @@ def run_view(run: Run, job_views: Sequence[JobView] = ()) -> RunView:
         reason=run.reason,
         detail=run.detail,
         original=run.original,
+        provisioning=run.provisioning,
         created_at=rfc3339(run.created_at),
         started_at=when(run.started_at),
         finished_at=when(run.finished_at),
@@ -304,18 +305,44 @@ def _fix(job: Job, unplaced: Unplaced | None, pools: Sequence[Pool]) -> str:
         case NotDone.AT_POOL_MAX:
             fitting = route(wanted, pools)
             return f"raise max_agents of pool {fitting[0].name}, or wait for one of its agents" if fitting else ""
+        case _:
+            return _room_fix(reason, unplaced.pool if unplaced else "", pools)
+
+
+def _room_fix(reason: NotDone, name: str, pools: Sequence[Pool]) -> str:
+    """Where a pool fits and makes nothing now."""
+    machine = next((pool.machine for pool in pools if pool.name == name), "")
+    match reason:
         case NotDone.AT_MAX_RUNNING:
-            return f"raise max_running of pool {unplaced.pool if unplaced else ''}, or wait for one of its jobs"
+            return f"raise max_running of pool {name}, or wait for one of its jobs"
         case NotDone.AT_GLOBAL_MAX:
             return "raise the cluster's max_agents, or wait for an agent to end"
+        case NotDone.AT_CPU_CAP:
+            return f"raise max_cpu (of pool {name}, or of all), ask for fewer cores, or wait for an agent to end"
+        case NotDone.AT_MEMORY_CAP:
+            return f"raise max_memory (of pool {name}, or of all), ask for less memory, or wait for an agent to end"
+        case NotDone.AT_MACHINE_CAP:
+            return f"raise what machine {machine} has, ask for less, or wait for an agent on it to end"
+        case NotDone.AT_SPEND_CAP:
+            return "raise max_cost_per_hour, or wait for an agent to end"
+        case NotDone.AT_PROVISIONER_SLOTS:
+            return "raise provisioner_slots, or wait for another provisioning run"
         case NotDone.AT_RATE:
             return "wait: instances are created a few at a time"
         case NotDone.BACKING_OFF:
-            return f"mend pool {unplaced.pool if unplaced else ''}; it is tried again by itself"
+            return f"mend pool {name}; it is tried again by itself"
+        case NotDone.LEAKING:
+            return f"corral provisions list --abandoned --pool {name}, then retry or forget each"
         case NotDone.DRAINING:
             return "wait for another pool, or end the drain"
+        case NotDone.AGENT_OFFLINE:
+            return "start one of the static agents that fit, or configure a pool with these labels"
+        case NotDone.AGENT_BUSY:
+            return "wait for one of the static agents that fit, or configure a pool with these labels"
         case NotDone.CREATES_EXHAUSTED:
             return "find out why its instances end before they run it, then run it again"
+        case NotDone.NO_POOL | NotDone.AT_POOL_MAX | NotDone.NOT_WAITING:
+            return ""
 
 
 def _label_fix(wanted: Wanted, pools: Sequence[Pool]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from corral.model.ids import RunId, SourceHash
 from corral.model.views import Clean, Cleaned
 from corral.store.interface import Database, LogStore, SourceStore
-from corral.store.repo import runs
+from corral.store.repo import runs, workflows
 from corral.store.repo.installation import now
 
 BATCH = 100
@@ -15,13 +15,24 @@ BATCH = 100
 
 AWAITS_ITS_RUN = 3600 * 1_000_000
 """Microseconds for which an archive that no run names is kept: it is uploaded before its run is created."""
+PROVISIONING_KEPT = 200
+"""Ended runs that worked for provisioners: enough to look for what went wrong an hour ago in a busy pool, and they take
+no place from users' runs."""
+PROVISIONING_SHARE = 10
+"""One part in so many of the bytes kept may be theirs."""
 
 
 async def clean(database: Database, logs: LogStore, sources: SourceStore, how: Clean) -> Cleaned:
     """Remove what exceeds ``how``. A run that has not ended is never touched."""
-    ended = await database.read(runs.ended_oldest_first)
+    users, own = await database.read(
+        lambda c: (runs.ended_oldest_first(c), runs.ended_oldest_first(c, provisioning=True))
+    )
     usage = await logs.usage()
-    doomed = _doomed(ended, usage, await sources.list(), how)
+    stored = await sources.list()
+    few = Clean(keep_runs=min(how.keep_runs, PROVISIONING_KEPT), keep_bytes=how.keep_bytes // PROVISIONING_SHARE)
+    mine = _doomed(own, usage, stored, few)
+    left = how.keep_bytes - sum(usage.get(run_id, 0) for run_id, _ in own[len(mine) :])
+    doomed = mine + _doomed(users, usage, stored, Clean(keep_runs=how.keep_runs, keep_bytes=left))
     freed = 0
     for start in range(0, len(doomed), BATCH):
         batch = doomed[start : start + BATCH]
@@ -29,7 +40,7 @@ async def clean(database: Database, logs: LogStore, sources: SourceStore, how: C
         for run_id in batch:
             freed += await logs.delete_run(run_id)
     freed += await _orphaned_logs(database, logs, usage)
-    removed = {source for run_id, source in ended if run_id in set(doomed)}
+    removed = {source for run_id, source in users + own if run_id in set(doomed)}
     freed += await _unused_sources(database, sources, removed)
     return Cleaned(runs=len(doomed), bytes=freed)
 
@@ -71,7 +82,7 @@ async def _unused_sources(database: Database, sources: SourceStore, removed: set
     """Listed first, read after: an archive uploaded in between is not in the list. ``removed``: those whose runs were
     just removed; any other may still wait for its run."""
     listed = await sources.list()
-    used, moment = await database.read(lambda c: (runs.sources_in_use(c), now(c)))
+    used, moment = await database.read(lambda c: (runs.sources_in_use(c) | workflows.sources(c), now(c)))
     freed = 0
     for hash, size in listed.items():
         if hash in used:

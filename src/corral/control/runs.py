@@ -41,6 +41,10 @@ class Prepared:
     original: str
     sealed: dict[str, bytes]
     rows: tuple[dict[str, Any], ...]
+    dedupe: str | None = None
+    """The key under which it is begun at most once."""
+    provisioning: bool = False
+    """It works for a provisioner: see ``corral.control.provisioning``."""
 
 
 def check(new: NewRun) -> WorkflowSpec:
@@ -164,7 +168,14 @@ def job_rows(chance: Chance, run: RunId, selected: Sequence[JobSpec], moment: in
 
 
 def prepare(
-    new: NewRun, chance: Chance, seal: Callable[[str, str, RunId], bytes], moment: int, *, original: str = ""
+    new: NewRun,
+    chance: Chance,
+    seal: Callable[[str, str, RunId], bytes],
+    moment: int,
+    *,
+    original: str = "",
+    dedupe: str | None = None,
+    provisioning: bool = False,
 ) -> Prepared:
     """:raises Invalid: see :func:`check`. ``seal(name, value, run id)`` makes a secret storable."""
     workflow = _with_git(check(new), new.git)
@@ -184,6 +195,8 @@ def prepare(
         original=original,
         sealed={name: seal(name, value, identity) for name, value in new.secrets.items() if name in declared},
         rows=job_rows(chance, identity, selected, moment),
+        dedupe=dedupe,
+        provisioning=provisioning,
     )
 
 
@@ -206,11 +219,13 @@ def add(connection: Connection, prepared: Prepared, wake: Wake) -> None:
         event=prepared.event,
         job_filter=prepared.job_filter,
         original=prepared.original,
+        dedupe=prepared.dedupe,
+        provisioning=prepared.provisioning,
         deadline_at=now(connection) + int(timeout * SECOND) if timeout is not None else None,
         jobs_total=len(prepared.rows),
         jobs_finished=sum(1 for row in prepared.rows if row["state"] in JOB.terminal),
     )
-    jobs.add_all(connection, list(prepared.rows))
+    jobs.add_all(connection, [{**row, "provisioning": prepared.provisioning} for row in prepared.rows])
     secrets.add_all(connection, prepared.id, prepared.sealed)
     wake.queue = True
     if any(row["state"] is JobState.WAITING for row in prepared.rows):
@@ -246,11 +261,17 @@ def _kept(row: dict[str, Any], job: Job | None, original: RunId) -> dict[str, An
     }
 
 
-def cancel(connection: Connection, run_id_: RunId, *, force: bool, reason: Reason, wake: Wake) -> None:
-    """:raises NotFound: no such run. :raises Refused: it has ended."""
+def existing(connection: Connection, run_id_: RunId) -> Run:
+    """:raises NotFound: no such run."""
     run = runs.get(connection, run_id_)
     if run is None:
         raise NotFound(f"no run {run_id_}")
+    return run
+
+
+def cancel(connection: Connection, run_id_: RunId, *, force: bool, reason: Reason, wake: Wake) -> None:
+    """:raises NotFound: no such run. :raises Refused: it has ended."""
+    run = existing(connection, run_id_)
     if run.state in RUN.terminal:
         raise Refused(f"run {run_id_} has ended: {run.state}")
     settle.cancel_run(connection, run, force=force, reason=reason, wake=wake)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leader service: turns the difference between demand and supply into provisions, and back.
 
-Each creation is one admission transaction: caps counted, provision, agent row and claim written, or nothing. Each
-release is a cordon and the move to ``releasing`` together, so that an agent that was just given a job stays.
+Creations go through ``admission``, the one way in. Each release is a cordon and the move to ``releasing`` together, so
+that an agent that was just given a job stays.
 """
 
 from __future__ import annotations
@@ -13,48 +13,54 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from corral.control import bell
+from corral.control import admission, bell
+from corral.control.admission import DELIVERY_DEADLINE, LEASE, Request, Term
 from corral.control.bell import Bell
-from corral.control.registration import digest
 from corral.control.settle import Wake, end_job, ring
 from corral.decide import scaling
-from corral.decide.matching import Offered, Wanted, fits
-from corral.decide.scaling import Creation, Demand, NotDone, Release, ReleaseReason, ScalingPlan, Supply, Unplaced
+from corral.decide.matching import Offered, Wanted
+from corral.decide.scaling import (
+    Creation,
+    Demand,
+    NotDone,
+    Release,
+    ReleaseReason,
+    ScalingPlan,
+    Shortfall,
+    Supply,
+    Unplaced,
+)
+from corral.decide.scaling.releases import OWN_CORDONS
 from corral.model.errors import Conflict
-from corral.model.ids import AgentId, CoordinatorId, JobId
+from corral.model.ids import AgentId, JobId
 from corral.model.labels import NO_LABELS
-from corral.model.pools import Caps, Pool
+from corral.model.pools import EVENT, Backoff, Caps, Pool
 from corral.model.records import Agent, Hold, PoolHealth, Provision
 from corral.model.secret import Secret
 from corral.model.spec import Reason
 from corral.model.states import AgentState, JobEvent, ProvisionEvent, ProvisionState
 from corral.runtime.chance import Chance, agent_id, secret_token
-from corral.runtime.clock import Clock
+from corral.runtime.clock import Clock, rfc3339
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
-from corral.store.repo import agents, jobs
-from corral.store.repo import claims as claims_rows
+from corral.store.repo import agents, deliveries, jobs, runs
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import fence, now
 
 log = logging.getLogger(__name__)
 
-LEASE = "leader"
+__all__ = ["LEASE", "Reasons", "Scaler", "ScalerSettings", "Term", "let_go", "look", "note_failure"]
+
 DEMAND_LIMIT = 2000
 """Queued jobs of the same labels looked at in one pass; the rest waits behind them anyway."""
-CLAIM_PREFIX_LENGTH = 12
+STATIC_REMEMBERED = 24 * 3600 * 1_000_000
+"""Microseconds for which a job waits for a static agent that is away: longer, and nothing here could ever run it."""
+GROUP = 64
+"""Creations in one transaction: what an agent says waits no longer than they take."""
 UNSENT_TIMEOUT = 60 * 1_000_000
 """Microseconds after which a provision that its host never began is given up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """The right to lead: every transaction of the scaler checks it first."""
-
-    holder: CoordinatorId
-    epoch: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +72,7 @@ class World:
     provisions: Mapping[AgentId, Provision]
     health: Mapping[str, PoolHealth]
     unroutable: Mapping[JobId, int | None]
-    static: tuple[Offered, ...]
+    tokens: float | None
     now: int
 
 
@@ -84,6 +90,8 @@ class Reasons:
 
     unplaced: dict[JobId, Unplaced] = field(default_factory=dict)
     covered: frozenset[JobId] = frozenset()
+    short: tuple[Shortfall, ...] = ()
+    """Pools that are not as warm as they should be."""
 
 
 class Scaler(Service):
@@ -113,44 +121,61 @@ class Scaler(Service):
         bell_.listen(bell.SCALE, self.wake)
 
     async def run_once(self) -> None:
-        pools = self._settings.pools()
-        world = await self._database.read(lambda c: look(c, pools))
-        plan = scaling.plan(world.demand, world.supply, pools, self._settings.caps(), world.health, world.now)
-        coming = frozenset(plan.covered) | {creation.job_id for creation in plan.creations}
-        self.reasons = Reasons(unplaced={item.job_id: item for item in plan.unplaced}, covered=coming)
-        await self._commit(plan, world, pools)
-        await self._give_up(plan, world, pools)
+        pools, caps = self._settings.pools(), self._settings.caps()
+        world = await self._database.read(lambda c: look(c, pools, caps))
+        plan = scaling.plan(world.demand, world.supply, pools, caps, world.health, world.now, world.tokens)
+        coming = frozenset(plan.covered) | {each.job_id for each in plan.creations if each.job_id is not None}
+        self.reasons = Reasons(unplaced={item.job_id: item for item in plan.unplaced}, covered=coming, short=plan.short)
+        await self._commit(plan, world, pools, caps)
+        await self._give_up(plan, world)
 
-    async def _commit(self, plan: ScalingPlan, world: World, pools: tuple[Pool, ...]) -> None:
+    async def _commit(self, plan: ScalingPlan, world: World, pools: tuple[Pool, ...], caps: Caps) -> None:
         by_name = {pool.name: pool for pool in pools}
         for release in plan.releases:
-            await self._release(release, world.provisions[release.agent_id])
+            await self._release(release, world.provisions[release.agent_id], caps.backoff)
+        for wanted in plan.uncordons:
+            await self._take_back(wanted)
         if not self.draining:
-            for creation in plan.creations:
-                await self._create(creation, by_name[creation.pool])
+            requests = [self._request(creation, by_name[creation.pool]) for creation in plan.creations]
+            for start in range(0, len(requests), GROUP):
+                await self._admit(requests[start : start + GROUP], caps)
         if plan:
-            self._bell.ring(bell.HOST)
+            self._bell.ring(bell.HOST, bell.QUEUE)
 
-    async def _create(self, creation: Creation, pool: Pool) -> None:
+    def _request(self, creation: Creation, pool: Pool) -> Request:
         identity = agent_id(self._chance)
         claim = Secret(secret_token(self._chance, "claim_"))
         sealed = self._sealer.seal(claim, identity)
-        caps = self._settings.caps()
-        try:
-            await self._database.write(lambda c: admit(c, self._term, creation, pool, caps, identity, claim, sealed))
-        except Conflict as error:
-            log.info("an instance for %s was not admitted: %s", creation.job_id, error)
+        return Request(creation=creation, pool=pool, identity=identity, claim=claim, sealed=sealed)
 
-    async def _release(self, release: Release, provision: Provision) -> None:
+    async def _admit(self, requests: list[Request], caps: Caps) -> None:
         try:
-            await self._database.write(lambda c: let_go(c, self._term, release, provision))
+            answers = await self._database.write(lambda c: admission.admit(c, self._term, requests, caps))
+        except Conflict as error:
+            log.info("%d instances were not admitted: %s", len(requests), error)
+            return
+        for request, refused in zip(requests, answers, strict=True):
+            if refused is not None:
+                what = request.creation.job_id or f"the warmth of pool {request.pool.name}"
+                log.info("an instance for %s was not admitted: %s", what, refused.detail)
+
+    async def _take_back(self, agent_id: AgentId) -> None:
+        try:
+            await self._database.write(lambda c: take_back(c, self._term, agent_id))
+        except Conflict:
+            return
+        log.info("agent %s is wanted after all", agent_id)
+
+    async def _release(self, release: Release, provision: Provision, pace: Backoff) -> None:
+        try:
+            await self._database.write(lambda c: let_go(c, self._term, release, provision, pace))
         except Conflict:
             return
         log.info("provision %s: releasing, %s", release.agent_id, release.reason)
 
-    async def _give_up(self, plan: ScalingPlan, world: World, pools: tuple[Pool, ...]) -> None:
+    async def _give_up(self, plan: ScalingPlan, world: World) -> None:
         """Jobs that nothing here could ever run, or for which enough instances were made in vain."""
-        hopeless = [item for item in plan.unplaced if item.reason is NotDone.NO_POOL and not self._static(item, world)]
+        hopeless = [item for item in plan.unplaced if item.reason is NotDone.NO_POOL]
         ids = frozenset(item.job_id for item in hopeless)
         news = [item.job_id for item in hopeless if world.unroutable.get(item.job_id) is None]
         healed = [job_id for job_id, since in world.unroutable.items() if since is not None and job_id not in ids]
@@ -172,10 +197,6 @@ class Scaler(Service):
         if news and self._settings.unroutable_after <= 0:
             self.wake()
 
-    def _static(self, item: Unplaced, world: World) -> bool:
-        wanted = next(d.wanted for d in world.demand if d.job_id == item.job_id)
-        return any(fits(wanted, offered) for offered in world.static)
-
     def _too_long(self, item: Unplaced, world: World) -> bool:
         since = world.unroutable.get(item.job_id)
         if self._settings.unroutable_after <= 0:
@@ -186,14 +207,17 @@ class Scaler(Service):
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def look(connection: Connection, pools: tuple[Pool, ...]) -> World:
+def look(connection: Connection, pools: tuple[Pool, ...], caps: Caps) -> World:
     """The whole state that a plan depends on, from one snapshot."""
-    heads = jobs.queued_heads(connection, DEMAND_LIMIT)
     provisions = {row.agent_id: row for row in provisions_rows.live(connection)}
-    rows = {row.id: row for row in agents.live(connection)}
     bound = [row.job_id for row in provisions.values() if row.job_id is not None]
+    # A job that something was made for is looked at however many wait before it: else its agent would seem free.
+    heads = jobs.queued_heads(connection, DEMAND_LIMIT, bound)
+    rows = {row.id: row for row in agents.live(connection)}
     live = jobs.unended(connection, bound)
+    provisioning = runs.provisioning(connection)
     by_pool = {pool.name: pool for pool in pools}
+    moment = now(connection)
     return World(
         demand=tuple(
             Demand(
@@ -203,17 +227,24 @@ def look(connection: Connection, pools: tuple[Pool, ...]) -> World:
                 creates=head.creates,
                 cpu=head.cpu,
                 memory=head.memory,
+                provisioning=head.run_id in provisioning,
             )
             for head in heads
         ),
         supply=tuple(_supply(row, rows.get(row.agent_id), live, by_pool) for row in provisions.values())
-        + tuple(_static_supply(row) for row in rows.values() if row.id not in provisions and _online(row)),
+        + tuple(_static_supply(row) for row in rows.values() if row.id not in provisions and _remembered(row, moment)),
         provisions=provisions,
         health={row.pool: row for row in pool_health_rows.every(connection)},
         unroutable={head.id: head.unroutable_since for head in heads},
-        static=tuple(Offered(labels=row.labels) for row in rows.values() if row.kind == "static"),
-        now=now(connection),
+        tokens=admission.tokens(connection, caps),
+        now=moment,
     )
+
+
+def _remembered(agent: Agent, moment: int) -> bool:
+    """Of a static agent: it is here, or was within the time that a job waits for one."""
+    seen = max(agent.created_at, agent.connected_at or 0, agent.disconnected_at or 0)
+    return _online(agent) or (agent.kind == "static" and moment - seen < STATIC_REMEMBERED)
 
 
 def _online(agent: Agent) -> bool:
@@ -230,7 +261,7 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         state=row.state,
         offered=Offered(
             labels=labels,
-            mandatory=pool.mandatory if pool else NO_LABELS,
+            mandatory=pool.mandatory if pool else row.mandatory,
             default=pool.default if pool else False,
         ),
         bound=row.job_id,
@@ -242,11 +273,24 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         held=agent is not None and agent.hold is not None,
         draining=agent is not None and agent.hold is Hold.DRAIN,
         idle_since=agent.idle_since if agent else None,
-        deadline_at=row.deadline_at if row.sent_at is not None else row.requested_at + UNSENT_TIMEOUT,
+        deadline_at=_deadline(row),
         failed=row.failed_at is not None,
         ended=row.ended_at is not None,
         lost=agent is not None and agent.cordon_reason == ReleaseReason.LOST and not online,
+        event=row.backend == EVENT,
+        provisioning=row.provisioning,
+        cpu=row.cpu,
+        memory=row.memory,
+        cost=row.cost_per_hour,
+        machine=row.machine,
     )
+
+
+def _deadline(row: Provision) -> int | None:
+    """Its spawn deadline counts from the first sending; until then, how long the sending may take."""
+    if row.sent_at is not None or row.deadline_at is not None:
+        return row.deadline_at
+    return row.requested_at + (DELIVERY_DEADLINE if row.backend == EVENT else UNSENT_TIMEOUT)
 
 
 def _static_supply(agent: Agent) -> Supply:
@@ -256,7 +300,7 @@ def _static_supply(agent: Agent) -> Supply:
         pool="",
         state=ProvisionState.ACTIVE,
         offered=Offered(labels=agent.labels),
-        online=True,
+        online=_online(agent),
         assigned=agent.assignment is not None,
         cordon=agent.cordon_reason,
         held=agent.hold is not None,
@@ -268,72 +312,81 @@ def _static_supply(agent: Agent) -> Supply:
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def admit(
-    connection: Connection,
-    term: Term,
-    creation: Creation,
-    pool: Pool,
-    caps: Caps,
-    identity: AgentId,
-    claim: Secret,
-    sealed: bytes,
-) -> None:
-    """The one way in: caps counted again, then provision, agent and claim written together.
+def let_go(connection: Connection, term: Term, release: Release, provision: Provision, pace: Backoff) -> None:
+    """Cordon and release in one transaction. What nobody began to make is gone at once.
 
-    :raises Conflict: the term is over, or a cap is reached by now; nothing is written.
+    :raises Conflict: it was assigned, or changed, meanwhile.
     """
-    fence(connection, LEASE, term.holder, term.epoch)
-    if provisions_rows.count_live(connection, pool.name) >= pool.max_agents:
-        raise Conflict(f"pool {pool.name} has its {pool.max_agents} agents")
-    if provisions_rows.count_live(connection) >= caps.max_agents:
-        raise Conflict(f"the cluster has its {caps.max_agents} agents")
-    if provisions_rows.count_creating(connection) >= caps.concurrent_creates:
-        raise Conflict(f"{caps.concurrent_creates} instances are being created already")
-    agents.add(connection, id=identity, pool=pool.name, kind="provisioned", labels=creation.labels, project="local")
-    provisions_rows.add(
-        connection,
-        agent_id=identity,
-        pool=pool.name,
-        backend=pool.backend,
-        host_id=term.holder,
-        labels=creation.labels,
-        cause="job",
-        job_id=creation.job_id,
-        run_id=creation.run_id,
-        cpu=creation.cpu,
-        memory=creation.memory,
-        owner_id=term.holder,
-        claim_sealed=sealed,
-    )
-    code = claim.reveal()
-    claims_rows.add(connection, digest=digest(code), agent_id=identity, prefix=code[:CLAIM_PREFIX_LENGTH])
-    jobs.count_create(connection, creation.job_id)
-
-
-def let_go(connection: Connection, term: Term, release: Release, provision: Provision) -> None:
-    """Cordon and release in one transaction. :raises Conflict: it was assigned, or changed, meanwhile."""
     fence(connection, LEASE, term.holder, term.epoch)
     agent = agents.get(connection, release.agent_id)
     if agent is None or agent.assignment is not None:
         raise Conflict("the agent has a job")
     if agent.cordon_reason is None and not agents.cordon(connection, agent.id, release.reason):
         raise Conflict("the agent was given a job")
-    if not provisions_rows.advance(connection, provision, ProvisionEvent.RELEASE, release_reason=release.reason):
+    unsent = _never_begun(connection, provision)
+    event = ProvisionEvent.UNSENT if unsent else ProvisionEvent.RELEASE
+    told = _evidence(provision, agent)
+    if not provisions_rows.advance(connection, provision, event, evidence=told, release_reason=release.reason):
         raise Conflict("the provision changed meanwhile")
+    if unsent:
+        agents.end(connection, agent.id)
     if release.reason is ReleaseReason.SPAWN_TIMEOUT:
-        note_failure(connection, provision, scaling.SPAWN_TIMEOUT_ERROR)
+        note_failure(connection, provision, _timeout_error(provision), pace)
 
 
-def note_failure(connection: Connection, provision: Provision, error: str) -> None:
+def _never_begun(connection: Connection, provision: Provision) -> bool:
+    """Nothing outside was asked for it: there is nothing to end. The row's version decides against who begins now."""
+    if provision.state is not ProvisionState.REQUESTED or provision.sent_at is not None:
+        return False
+    if provision.created_at is not None or provision.failed_at is not None or provision.ended_at is not None:
+        return False
+    return provision.backend != EVENT or deliveries.unsent(connection, provision.agent_id)
+
+
+def _timeout_error(provision: Provision) -> str:
+    if provision.sent_at is not None:
+        return scaling.SPAWN_TIMEOUT_ERROR
+    who = "the provisioner could not be reached" if provision.backend == EVENT else "no host began to make it"
+    return f"{who} in time"
+
+
+def _evidence(provision: Provision, agent: Agent) -> dict[str, str]:
+    """What the decision rests on, for whoever is told to end the instance."""
+    moments = {
+        "requested_at": provision.requested_at,
+        "deadline_at": provision.deadline_at,
+        "registered_at": provision.adopted_at,
+        "idle_since": agent.idle_since if agent.state is AgentState.ONLINE else None,
+        "disconnected_at": agent.disconnected_at,
+    }
+    told = {name: rfc3339(moment) for name, moment in moments.items() if moment is not None}
+    return told | {"agent": str(agent.state)} | ({"error": provision.error} if provision.error else {})
+
+
+def take_back(connection: Connection, term: Term, agent_id: AgentId) -> None:
+    """Undo the scaler's own cordon of an agent that was to go for no other reason than that nobody needed it.
+
+    :raises Conflict: it changed meanwhile.
+    """
+    fence(connection, LEASE, term.holder, term.epoch)
+    agent = agents.get(connection, agent_id)
+    provision = provisions_rows.get(connection, agent_id)
+    if agent is None or provision is None or provision.state is not ProvisionState.ACTIVE:
+        raise Conflict("its instance is being ended")
+    if agent.cordon_reason not in OWN_CORDONS or agent.ever_assigned or agent.state is not AgentState.ONLINE:
+        raise Conflict("it is cordoned for another reason")
+    agents.uncordon(connection, agent_id)
+
+
+def note_failure(connection: Connection, provision: Provision, error: str, pace: Backoff) -> None:
     """A failure of its pool: the next creation waits, longer with each in a row. Several that were under way together
     are one failure: only what was asked for after the pause began makes it longer."""
     known = next((row for row in pool_health_rows.every(connection) if row.pool == provision.pool), None)
-    if known is not None and known.backoff_began_at is not None and provision.requested_at <= known.backoff_began_at:
+    if not scaling.doubles(known, provision.requested_at):
         pool_health_rows.error(connection, provision.pool, error)
         return
-    pool_health_rows.failed(
-        connection, provision.pool, error, scaling.backoff(known.failures if known is not None else 0)
-    )
+    pause = scaling.backoff(known.failures if known is not None else 0, pace)
+    pool_health_rows.failed(connection, provision.pool, error, pause)
 
 
 def _fail(connection: Connection, item: Unplaced, health: Mapping[str, PoolHealth], wake: Wake) -> None:

@@ -25,6 +25,9 @@ class QueuedJob:
     id: JobId
     wanted: Wanted
     avoid: AgentId | None = None
+    provisioning: bool = False
+    """It works for a provisioner: an instance that an event brought up is not for it, and no limit of a pool holds it
+    up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,8 @@ class IdleAgent:
     bound: JobId | None = None
     idle_since: int = 0
     pool: str = ""
+    by_event: bool = False
+    """Of an event pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +73,7 @@ def plan(
         own = bound.get(job.id)
         # Even the instance made for it is asked again only when nobody else fits.
         again = own is not None and own.id == job.avoid
-        if own is not None and not _has_room(own, left):
+        if own is not None and not _may_take(job, own, left):
             own = None
         agent = (_take(job, classes, left) or own) if again else (own or _take(job, classes, left))
         if agent is not None:
@@ -96,7 +101,7 @@ def _take(job: QueuedJob, classes: _Classes, left: Mapping[str, int]) -> IdleAge
     last: tuple[list[IdleAgent], int] | None = None
     for agents in candidates:
         for index, agent in enumerate(agents):
-            if not _has_room(agent, left):
+            if not _may_take(job, agent, left):
                 continue
             if agent.id != job.avoid:
                 return agents.pop(index)
@@ -104,5 +109,7 @@ def _take(job: QueuedJob, classes: _Classes, left: Mapping[str, int]) -> IdleAge
     return last[0].pop(last[1]) if last is not None else None
 
 
-def _has_room(agent: IdleAgent, left: Mapping[str, int]) -> bool:
+def _may_take(job: QueuedJob, agent: IdleAgent, left: Mapping[str, int]) -> bool:
+    if job.provisioning:
+        return not agent.by_event
     return left.get(agent.pool, 1) > 0

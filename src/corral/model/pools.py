@@ -8,6 +8,9 @@ from msgspec import Struct
 from corral.model.events import Target
 from corral.model.labels import NO_LABELS, Labels
 
+EVENT = "event"
+"""The backend of pools whose instances a user's own provisioner makes."""
+
 
 class Window(Struct, frozen=True, kw_only=True):
     """When another warm target holds. ``days``: 0 is Monday. ``start`` and ``end``: minutes after midnight in the
@@ -57,6 +60,11 @@ class Pool(Struct, frozen=True, kw_only=True):
     machine: str = ""
     target: Target | None = None
 
+    @property
+    def event(self) -> bool:
+        """Its instances are made by a user's own provisioner."""
+        return self.backend == EVENT
+
 
 class Machine(Struct, frozen=True, kw_only=True):
     """A host's cores and bytes, shared by the pools that name it; None: unbounded."""
@@ -66,10 +74,18 @@ class Machine(Struct, frozen=True, kw_only=True):
     max_memory: int | None = None
 
 
+class Backoff(Struct, frozen=True, kw_only=True):
+    """Seconds that a pool's next creation waits after a failure: ``base``, doubled by each in a row up to ``most``."""
+
+    base: float = 30.0
+    most: float = 900.0
+
+
 class Caps(Struct, frozen=True, kw_only=True):
     """Cluster-wide bounds; None: unbounded. ``concurrent_creates``: requested at the same time and not yet registered.
     ``creates_per_second`` is the rate of a bucket that holds ``creates_burst``. ``max_cost_per_hour`` is the sum over
-    every provision that is not gone."""
+    every provision that is not gone. ``provisioner_slots``: instances for runs that themselves make and end instances,
+    outside every other bound, so that releasing never waits for capacity."""
 
     max_agents: int = 1000
     max_cpu: float | None = None
@@ -80,3 +96,5 @@ class Caps(Struct, frozen=True, kw_only=True):
     creates_per_second: float | None = None
     creates_burst: int = 10
     machines: tuple[Machine, ...] = ()
+    provisioner_slots: int = 2
+    backoff: Backoff = Backoff()

@@ -7,14 +7,16 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from corral.model.events import Target
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
-from corral.model.spec import JobSpec, NeedSpec, Scalar
+from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything."""
+    """``workflow_env``: what the author set; ``env``: what the run was started with, above everything.
+    ``provisioning``: it works for a provisioner."""
 
     id: RunId
     project: str
@@ -31,6 +33,7 @@ class Run(Struct, frozen=True, kw_only=True):
     event: dict[str, str]
     job_filter: tuple[str, ...]
     original: str
+    provisioning: bool
     cancel_requested_at: int | None
     cancel_force: bool
     cancel_reason: str
@@ -164,7 +167,11 @@ class Agent(Struct, frozen=True, kw_only=True):
 
 
 class Provision(Struct, frozen=True, kw_only=True):
-    """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself."""
+    """``failed_at``: the backend gave up creating it. ``ended_at``: the backend saw it end by itself.
+
+    ``target`` and ``target_key``: its provisioner, frozen when it was asked for; None and empty for other backends.
+    ``sequence``: of its latest event. ``cause``: ``job``, ``warm`` or ``manual``. ``provisioning``: made for a run that
+    makes and ends instances itself."""
 
     agent_id: AgentId
     pool: str
@@ -172,6 +179,13 @@ class Provision(Struct, frozen=True, kw_only=True):
     host_id: str | None
     state: ProvisionState
     labels: Labels
+    mandatory: Labels
+    target: Target | None
+    target_key: str
+    sequence: int
+    cost_per_hour: float
+    machine: str
+    provisioning: bool
     cause: str
     job_id: JobId | None
     run_id: RunId | None
@@ -223,3 +237,17 @@ class PoolHealth(Struct, frozen=True, kw_only=True):
     backoff_began_at: int | None
     backoff_until: int | None
     last_error: str
+
+
+class RegisteredWorkflow(Struct, frozen=True, kw_only=True):
+    """``version``: how often it was registered."""
+
+    name: str
+    project: str
+    spec: WorkflowSpec
+    lock_hash: str
+    source_hash: str | None
+    source_size: int | None
+    registered_at: int
+    registered_by: str
+    version: int

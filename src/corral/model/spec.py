@@ -158,13 +158,15 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkflowSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One workflow of a lock file. ``file`` and ``line`` say where the author wrote it."""
+    """One workflow of a lock file. ``file`` and ``line`` say where the author wrote it. ``events``: names of those
+    that start it once it is registered with a server (``corral.model.triggers``)."""
 
     name: str
     jobs: tuple[JobSpec, ...]
     description: str = ""
     env: dict[str, str] = {}
     timeout: float | None = None
+    events: tuple[str, ...] = ()
     file: str = ""
     line: int = 0
 

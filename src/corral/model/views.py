@@ -93,6 +93,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     detail: str = ""
     original: str = ""
     """The run that this one re-runs."""
+    provisioning: bool = False
+    """It works for a provisioner."""
     created_at: str
     started_at: str | None = None
     finished_at: str | None = None
@@ -265,3 +267,33 @@ class Problem(Struct, frozen=True, kw_only=True):
     detail: str = ""
     retry_after: float | None = None
     faults: tuple[str, ...] = ()
+
+
+class RegisterWorkflows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``workflows``: names of those to register, empty: every one that declares an event. The source is an archive that
+    was uploaded; it is kept as long as one of them is registered."""
+
+    lock: Lock
+    workflows: tuple[str, ...] = ()
+    source: SourceRef | None = None
+    project: str = "local"
+
+
+class WorkflowView(Struct, frozen=True, kw_only=True):
+    """A registered workflow. ``pools``: whose provisioner it is. ``version``: how often it was registered.
+    ``registered_by``: id of the token."""
+
+    name: str
+    project: str
+    description: str = ""
+    events: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
+    file: str = ""
+    line: int = 0
+    lock_hash: str
+    source_hash: str = ""
+    source_size: int | None = None
+    registered_at: str
+    registered_by: str = ""
+    version: int = 1

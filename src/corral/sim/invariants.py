@@ -213,14 +213,16 @@ def _at_rest(world: World):  # type: ignore[no-untyped-def]
         query = select(tables.agents.c.id, tables.agents.c.assignment).where(tables.agents.c.assignment.is_not(None))
         for row in connection.execute(query):
             found.append(("no-ended-job-assigned", f"{row.id} still has {row.assignment}"))
-        world_view = look(connection, world.pools)
+        caps = world.settings.coordinator.caps
+        world_view = look(connection, world.pools, caps)
         plan = scaling.plan(
             world_view.demand,
             world_view.supply,
             world.pools,
-            world.settings.coordinator.caps,
+            caps,
             world_view.health,
             world_view.now,
+            world_view.tokens,
         )
         if plan:
             found.append(("planning-again-is-empty", f"the scaler still wants {plan}"))

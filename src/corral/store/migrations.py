@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 _EVENTS = """
 ALTER TABLE runs ADD COLUMN dedupe TEXT;
 ALTER TABLE runs ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
 CREATE UNIQUE INDEX runs_by_dedupe ON runs (dedupe);
+CREATE UNIQUE INDEX lease_term ON lease (name, generation, counter);
 ALTER TABLE provisions ADD COLUMN mandatory TEXT NOT NULL DEFAULT '';
 ALTER TABLE provisions ADD COLUMN target TEXT;
 ALTER TABLE provisions ADD COLUMN target_key TEXT NOT NULL DEFAULT '';
 ALTER TABLE provisions ADD COLUMN sequence INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE provisions ADD COLUMN cost_per_hour FLOAT NOT NULL DEFAULT 0;
 ALTER TABLE provisions ADD COLUMN machine TEXT NOT NULL DEFAULT '';
+ALTER TABLE provisions ADD COLUMN provisioning BOOLEAN NOT NULL DEFAULT 0;
 CREATE TABLE deliveries (
     id TEXT NOT NULL,
     position BIGINT NOT NULL,

@@ -102,14 +102,11 @@ class db_now(FunctionElement[int]):
     inherit_cache = True
 
 
-@compiles(db_now, "sqlite")
-def _sqlite_now(element: Any, compiler: Any, **kw: Any) -> str:
+@compiles(db_now)
+def _now(element: Any, compiler: Any, **kw: Any) -> str:
+    """A function of the connection on SQLite, of the schema on PostgreSQL: there the statement's own moment
+    (``clock_timestamp()``), not the transaction's."""
     return "corral_now()"
-
-
-@compiles(db_now, "postgresql")
-def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
-    return "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 
 
 def _state(name: str, enum: type[StrEnum]) -> tuple[Any, CheckConstraint]:
@@ -138,6 +135,8 @@ lease = Table(
     Column("holder", Text, nullable=False),
     Column("term_started_at", BigInteger, nullable=False),
     Column("renewed_at", BigInteger, nullable=False),
+    # A change of holder touches a key and so waits for transactions fenced FOR KEY SHARE; a renewal passes them.
+    Index("lease_term", "name", "generation", "counter", unique=True),
 )
 
 tokens = Table(
@@ -218,6 +217,7 @@ jobs = Table(
     Column("tries", Integer, nullable=False, default=0),
     Column("offers", Integer, nullable=False, default=0),
     Column("creates", Integer, nullable=False, default=0),
+    Column("provisioning", Boolean, nullable=False, default=False, server_default=false()),
     Column("agent_id", Text),
     Column("outputs", Packed[dict[str, str]](dict[str, str]), nullable=False),
     Column("created_at", BigInteger, nullable=False),
@@ -322,6 +322,7 @@ provisions = Table(
     Column("sequence", Integer, nullable=False, default=0, server_default="0"),
     Column("cost_per_hour", Float, nullable=False, default=0.0, server_default="0"),
     Column("machine", Text, nullable=False, default="", server_default=""),
+    Column("provisioning", Boolean, nullable=False, default=False, server_default=false()),
     Column("cause", Text, nullable=False),
     Column("job_id", Text),
     Column("run_id", Text),

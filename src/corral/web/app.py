@@ -15,7 +15,8 @@ import corral.web.admin
 import corral.web.holding
 import corral.web.logs
 import corral.web.runs
-import corral.web.sources  # noqa: F401  (each enters its operations into the table)
+import corral.web.sources
+import corral.web.workflows  # noqa: F401  (each enters its operations into the table)
 from corral.control.api import Api, Principal
 from corral.model.errors import CorralError
 from corral.web.agents import agent_endpoint

@@ -30,6 +30,7 @@ _PATH_PARAMETERS: dict[str, tuple[str, Json]] = {
     ),
     "token_id": ("Id of a token.", _ID),
     "agent_id": ("Id of an agent.", _ID),
+    "name": ("Name of a registered workflow.", {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.-]{0,99}$"}),
 }
 
 

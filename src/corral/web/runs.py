@@ -41,6 +41,7 @@ class RunsQuery(Struct, frozen=True, kw_only=True):
     project: Annotated[str, Meta(max_length=128, pattern="^[a-zA-Z0-9._-]+$")] = "local"
     cursor: Annotated[str, Meta(max_length=256, pattern="^[a-zA-Z0-9:._=-]*$")] = ""
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    provisioning: bool = False
 
 
 @operation(
@@ -66,9 +67,12 @@ async def create_run(call: Call) -> ASGIApp:
     tag="runs",
 )
 async def list_runs(call: Call) -> ASGIApp:
-    """List runs, a page at a time."""
+    """List runs, a page at a time: those of users, or with `provisioning` those that work for provisioners."""
     query: RunsQuery = call.query(RunsQuery)
-    return json_answer(await call.api.runs(project=query.project, cursor=query.cursor, limit=query.limit))
+    page = await call.api.runs(
+        project=query.project, cursor=query.cursor, limit=query.limit, provisioning=query.provisioning
+    )
+    return json_answer(page)
 
 
 @operation(

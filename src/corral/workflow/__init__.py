@@ -13,10 +13,11 @@ interpreters of the author's choosing, with nothing else of Corral. The modules 
 """
 
 from corral.workflow.context import Combination, Needed, StepContext
-from corral.workflow.language import Job, Matrix, Need, Python, Resources, Retry, Workflow, sh, step
+from corral.workflow.language import Event, Job, Matrix, Need, Python, Resources, Retry, Workflow, event, sh, step
 
 __all__ = [
     "Combination",
+    "Event",
     "Job",
     "Matrix",
     "Need",
@@ -26,6 +27,7 @@ __all__ = [
     "Retry",
     "StepContext",
     "Workflow",
+    "event",
     "sh",
     "step",
 ]

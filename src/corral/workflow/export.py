@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 from corral.workflow.language import (
+    Event,
     Function,
     Job,
     Matrix,
@@ -498,6 +499,23 @@ class Export:
         found = [label.strip().lower() for label in self.texts(at, value, single=True)]
         return sorted(set(found))
 
+    def events(self, at: At, value: object) -> list[str]:
+        """The names, each once and in the author's order."""
+        given = [value] if isinstance(value, Event) else value
+        if isinstance(given, str):
+            self.add(at, f"{_shown(given)} is a text, not an event", f"write on=event({given!r})")
+            return []
+        found: dict[str, None] = {}
+        for item in self.items(at, given, 'event("NAME", …)'):
+            if isinstance(item, Event):
+                place = self.at(item, at.path)
+                if not item.names:
+                    self.add(place, "event() names no event", 'name one: event("corral.scaler.scale-up.v1")')
+                found.update(dict.fromkeys(self.texts(place, item.names)))
+            else:
+                self.wrong(at, item, 'event("NAME", …)')
+        return list(found)
+
     def workflow(self, workflow: Workflow) -> Data:
         at = self.at(workflow, str(workflow.options.get("name")))
         readers: dict[str, Reader] = {
@@ -505,6 +523,7 @@ class Export:
             "description": ("description", self.text),
             "env": ("env", self.texts_by_name),
             "timeout": ("timeout", self.seconds),
+            "on": ("events", self.events),
         }
         found = self.fields(at, workflow.options, readers)
         found.setdefault("name", "")

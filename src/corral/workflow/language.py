@@ -47,6 +47,7 @@ class Workflow:
     :param name: unique in the repository.
     :param env: variables of every job; values may hold ``${{ run.… }}`` and ``${{ event.… }}``.
     :param timeout: of the whole run: seconds, or text such as ``"90m"``; none by default.
+    :param on: what starts it once it is registered with a server: :func:`event`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Workflow:
         description: str | None = None,
         env: Env | None = None,
         timeout: Duration | None = None,
+        on: Event | Sequence[Event] | None = None,
         **unknown: NoReturn,
     ) -> None:
         self.options = _options(locals())
@@ -167,6 +169,23 @@ class Need:
     def __init__(self, job: Job | str, *, when: When = "success", **unknown: NoReturn) -> None:
         self.options = _options(locals())
         self.origin = author()
+
+
+class Event:
+    """Names of events; made by :func:`event`."""
+
+    def __init__(self, names: tuple[str, ...], origin: Origin) -> None:
+        self.names = names
+        self.origin = origin
+
+
+def event(*names: str) -> Event:
+    """For ``on``: any of these events starts the workflow, such as ``event("corral.scaler.scale-up.v1")``.
+
+    Only a workflow that is registered with a server (``corral workflows register``) is started by one. What the event
+    says is in ``${{ event.… }}``.
+    """
+    return Event(names, author())
 
 
 class Matrix:

@@ -22,6 +22,7 @@ from corral.model.expressions import (
     walk,
 )
 from corral.model.spec import Result
+from corral.model.triggers import EVENT_PREFIX
 from corral.workflow.checks import Checks, Place
 from corral.workflow.words import did_you_mean, listed
 
@@ -37,7 +38,7 @@ class Scope:
     """What stands in reach of an expression.
 
     ``needs``: each needed job with the outputs it declares; none declared means any.
-    ``steps``: the names of earlier steps; ``later``: this one and those after it.
+    ``steps``: the names of earlier steps; ``later``: this one and those after it. ``event``: its keys; none: any.
     """
 
     contexts: tuple[str, ...]
@@ -46,6 +47,7 @@ class Scope:
     matrix: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
+    event: tuple[str, ...] = ()
 
     def widened(self, contexts: tuple[str, ...], *, steps: tuple[str, ...], later: tuple[str, ...]) -> Scope:
         return replace(self, contexts=(*self.contexts, *contexts), steps=steps, later=later)
@@ -112,7 +114,13 @@ def _reference_fault(path: Path, scope: Scope) -> Finding:
         return _matrix_fault(rest, scope)
     if root == "run" and rest and rest[0] not in RUN_KEYS:
         return f"run has no {rest[0]!r}{did_you_mean(rest[0], RUN_KEYS)}", f"run has: {', '.join(RUN_KEYS)}"
+    if root == "event" and scope.event and rest and not _is_event_key(rest[0], scope):
+        return f"event has no {rest[0]!r}{did_you_mean(rest[0], scope.event)}", f"event has: {listed(scope.event)}"
     return None
+
+
+def _is_event_key(key: str, scope: Scope) -> bool:
+    return key in scope.event or key.startswith(EVENT_PREFIX)
 
 
 def _needs_fault(rest: list[str], scope: Scope) -> Finding:

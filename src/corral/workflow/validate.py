@@ -30,6 +30,7 @@ from corral.model.spec import (
     StepSpec,
     WorkflowSpec,
 )
+from corral.model.triggers import CLAIM_SECRET, EVENT_KEYS, KNOWN_EVENTS, LOCAL_KEYS, RESERVED_EVENTS
 from corral.workflow.checks import FAULT_LIMIT, Checks, Enough, Place, find_cycles, relative_path_fault
 from corral.workflow.references import Scope, check_condition, check_template
 from corral.workflow.words import RECOMPILE, did_you_mean, listed
@@ -129,7 +130,9 @@ def _where(item: WorkflowSpec | JobSpec | StepSpec) -> str:
 def _workflow(checks: Checks, workflow: WorkflowSpec, place: Place) -> None:
     _name(checks, place, workflow.name, "workflow")
     _text(checks, place.at("description"), workflow.description, "the description", VALUE_LIMIT)
-    _env(checks, place, workflow.env, Scope(contexts=("run", "event")))
+    _events(checks, workflow, place.at("on"))
+    known = _event_keys(workflow)
+    _env(checks, place, workflow.env, Scope(contexts=("run", "event"), event=known))
     _timeout(checks, place.at("timeout"), workflow.timeout)
     if not workflow.jobs:
         checks.missing(place, f"workflow {workflow.name!r} has no jobs", f"add one with `{workflow.name}.job(...)`")
@@ -146,8 +149,23 @@ def _workflow(checks: Checks, workflow: WorkflowSpec, place: Place) -> None:
             checks.add(below, message, "rename one")
         jobs.setdefault(job.name, job)
     for job in workflow.jobs:
-        _job(checks, job, jobs, place.inside(job.name, job.file, job.line))
+        _job(checks, job, jobs, place.inside(job.name, job.file, job.line), known)
     _cycles(checks, jobs, place)
+
+
+def _events(checks: Checks, workflow: WorkflowSpec, at: Place) -> None:
+    for name, count in Counter(workflow.events).items():
+        if name not in KNOWN_EVENTS:
+            whose = "is not one of Corral's" if name.startswith(RESERVED_EVENTS) else "is sent by nobody"
+            message = f"event {name[:NAME_LIMIT]!r} {whose}{did_you_mean(name, KNOWN_EVENTS)}"
+            checks.add(at, message, f"events: {listed(KNOWN_EVENTS)}")
+        elif count > 1:
+            checks.add(at, f"event {name!r} is named {count} times", "name it once")
+
+
+def _event_keys(workflow: WorkflowSpec) -> tuple[str, ...]:
+    """What ``event`` may be asked for; nothing known means anything."""
+    return (*EVENT_KEYS, *LOCAL_KEYS) if workflow.events else ()
 
 
 def _cycles(checks: Checks, jobs: Mapping[str, JobSpec], place: Place) -> None:
@@ -175,7 +193,7 @@ def _name(checks: Checks, place: Place, name: str, what: str) -> None:
 # --- job ---------------------------------------------------------------------------------------------------
 
 
-def _job(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Place) -> None:
+def _job(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Place, event: tuple[str, ...] = ()) -> None:
     try:
         size = len(msgspec.json.encode(job))
     except UnicodeEncodeError:
@@ -187,7 +205,7 @@ def _job(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Place
     if len(job.needs) > NEEDS_LIMIT:
         checks.add(place.at("needs"), f"{len(job.needs)} needs; the limit is {NEEDS_LIMIT}", "put a job in between")
         return
-    scope = _job_scope(job, jobs)
+    scope = _job_scope(job, jobs, event)
     _expressions(checks, job, place)
     _name(checks, place, job.name, "job")
     _labels(checks, job, place)
@@ -195,7 +213,7 @@ def _job(checks: Checks, job: JobSpec, jobs: Mapping[str, JobSpec], place: Place
     _matrix(checks, job, place)
     check_condition(checks, place.at("if_"), job.condition, scope)
     _env(checks, place, job.env, scope)
-    _secrets(checks, job, place)
+    _secrets(checks, job, place, event)
     _timeout(checks, place.at("timeout"), job.timeout)
     _retry(checks, place.at("retry"), job.retry)
     _resources(checks, place.at("resources"), job.resources)
@@ -216,12 +234,13 @@ def _expressions(checks: Checks, job: JobSpec, place: Place) -> None:
         checks.add(place, message, "compute in a step")
 
 
-def _job_scope(job: JobSpec, jobs: Mapping[str, JobSpec]) -> Scope:
+def _job_scope(job: JobSpec, jobs: Mapping[str, JobSpec], event: tuple[str, ...]) -> Scope:
     return Scope(
         contexts=("needs", "matrix", "run", "event"),
         jobs=jobs,
         needs={need.job: tuple(jobs[need.job].outputs) for need in job.needs if need.job in jobs},
         matrix=tuple(dict.fromkeys(key for combination in job.matrix for key in combination)),
+        event=event,
     )
 
 
@@ -290,10 +309,11 @@ def _distinct(checks: Checks, matrix: Sequence[Mapping[str, Scalar]], at: Place)
             checks.add(at, f"the combination ({shown}) stands {count} times in the matrix", "keep one of them")
 
 
-def _secrets(checks: Checks, job: JobSpec, place: Place) -> None:
+def _secrets(checks: Checks, job: JobSpec, place: Place, event: tuple[str, ...]) -> None:
     at = place.at("secrets")
     for name, count in Counter(job.secrets).items():
-        _variable(checks, at, name, "secret")
+        if name != CLAIM_SECRET or not event:
+            _variable(checks, at, name, "secret")
         if count > 1:
             checks.add(at, f"secret {name!r} is named {count} times", "name it once")
         if name in job.env:

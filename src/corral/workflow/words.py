@@ -10,7 +10,7 @@ from itertools import islice
 RECOMPILE = "run `corral compile` and commit the result"
 
 
-LISTED = 20
+LISTED = 30
 WORD_LIMIT = 40
 KNOWN_LIMIT = 256
 """Characters of a word and words to choose from, for which a suggestion is worth its time: locks may be hostile."""

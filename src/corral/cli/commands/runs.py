@@ -28,6 +28,9 @@ def command(
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="Runs to list.")] = 20,
+    provisioning: Annotated[
+        bool, typer.Option("--provisioning", help="List the runs that make and destroy instances, instead of yours.")
+    ] = False,
     state_dir: StateDir = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -40,7 +43,7 @@ def command(
     run, detailed = _asked(words or [])
 
     async def listed(client: Client) -> tuple[RunView, ...]:
-        return (await client.runs(limit=limit)).items
+        return (await client.runs(limit=limit, provisioning=provisioning)).items
 
     async def one(client: Client) -> RunView:
         return await find_run(client, str(run))

@@ -37,6 +37,8 @@ _ATTEMPT_GET = select(*_ATTEMPT).where(
 )
 
 
+_COUNT_CREATE = update(jobs).where(jobs.c.id == bindparam("job")).values(creates=jobs.c.creates + 1)
+_CREATES = select(jobs.c.creates).where(jobs.c.id == bindparam("id"), jobs.c.state == JobState.QUEUED)
 _IN_STATE = select(*_JOB).where(jobs.c.state == bindparam("state")).order_by(jobs.c.id)
 _UNENDED = select(jobs.c.id).where(jobs.c.id.in_(bindparam("ids", expanding=True)), jobs.c.state.in_(LIVE))
 _OVERDUE = select(*_JOB).where(
@@ -105,7 +107,12 @@ def change(connection: Connection, job: Job, **values: Any) -> bool:
 
 
 def count_create(connection: Connection, job_id: JobId) -> None:
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(creates=jobs.c.creates + 1))
+    connection.execute(_COUNT_CREATE, {"job": job_id})
+
+
+def creates_of_queued(connection: Connection, job_id: JobId) -> int | None:
+    """Instances that were made for it since it was last tried; None: it does not wait for an agent."""
+    return connection.execute(_CREATES, {"id": job_id}).scalar()
 
 
 def overdue(connection: Connection, *, queue_timeout: int) -> tuple[Job, ...]:
@@ -229,7 +236,8 @@ def run_of(connection: Connection, job_id: JobId) -> RunId | None:
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What placing needs of a queued job, without decoding its specification."""
+    """What placing needs of a queued job, without decoding its specification. ``provisioning``: of a run that works
+    for a provisioner."""
 
     id: JobId
     run_id: RunId
@@ -241,26 +249,32 @@ class Head(Struct, frozen=True, kw_only=True):
     unroutable_since: int | None
     cpu: float | None
     memory: int | None
+    provisioning: bool
 
 
 _HEAD = columns(jobs, Head)
 _OLDEST = (jobs.c.queued_at, jobs.c.run_id, jobs.c.ordinal)
 _RANKED = (
     select(*_HEAD, jobs.c.run_id.label("of_run"), jobs.c.ordinal)
-    .add_columns(func.row_number().over(partition_by=(jobs.c.labels, jobs.c.excludes), order_by=_OLDEST).label("place"))
+    .add_columns(
+        func.row_number()
+        .over(partition_by=(jobs.c.provisioning, jobs.c.labels, jobs.c.excludes), order_by=_OLDEST)
+        .label("place")
+    )
     .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())
     .subquery()
 )
 _HEADS = (
     select(*(_RANKED.c[name] for name in Head.__struct_fields__))
     .where((_RANKED.c.place <= bindparam("limit")) | _RANKED.c.id.in_(bindparam("also", expanding=True)))
-    .order_by(_RANKED.c.queued_at, _RANKED.c.of_run, _RANKED.c.ordinal)
+    .order_by(_RANKED.c.provisioning.desc(), _RANKED.c.queued_at, _RANKED.c.of_run, _RANKED.c.ordinal)
 )
 
 
 def queued_heads(connection: Connection, limit: int, also: Iterable[JobId] = ()) -> tuple[Head, ...]:
-    """Jobs that want an agent now, longest waiting first: at most ``limit`` of those that ask for the same labels, so
-    that any number which nobody can serve stands in nobody's way; and those of ``also`` that are among them."""
+    """Jobs that want an agent now, those of provisioners before all others, then longest waiting first: at most
+    ``limit`` of those that ask for the same labels, so that any number which nobody can serve stands in nobody's way;
+    and those of ``also`` that are among them."""
     return many(Head, connection.execute(_HEADS, {"limit": limit, "also": tuple(also)}))
 
 

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 
+from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId, RunId
+from corral.model.pools import EVENT
 from corral.model.records import Provision
 from corral.model.states import PROVISION, ProvisionEvent, ProvisionState
-from corral.store.repo.rows import NOW, change, columns, many, one
+from corral.store.repo import deliveries
+from corral.store.repo.rows import NOW, add_row, change, columns, many, one
 from corral.store.tables import agents, db_now, provisions
 
 _PROVISION = columns(provisions, Provision)
@@ -30,7 +35,7 @@ LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASIN
 
 
 def add(connection: Connection, **values: Any) -> None:
-    connection.execute(insert(provisions).values(state=PROVISION.initial, requested_at=db_now(), **values))
+    add_row(connection, provisions, {"state": PROVISION.initial, "requested_at": NOW, **values})
 
 
 def get(connection: Connection, agent_id: AgentId) -> Provision | None:
@@ -56,7 +61,7 @@ def of_job(connection: Connection, job_id: JobId) -> tuple[Provision, ...]:
 
 
 def count_live(connection: Connection, pool: str | None = None) -> int:
-    """Provisions that hold a slot, of one pool or of all."""
+    """Provisions that are not gone, of one pool or of all."""
     query = select(func.count()).where(provisions.c.state.in_(LIVE))
     if pool is not None:
         query = query.where(provisions.c.pool == pool)
@@ -64,19 +69,68 @@ def count_live(connection: Connection, pool: str | None = None) -> int:
     return found
 
 
-def count_creating(connection: Connection) -> int:
-    """Provisions whose agent has not registered and whose creation has not failed."""
-    query = select(func.count()).where(provisions.c.state == ProvisionState.REQUESTED, provisions.c.failed_at.is_(None))
-    found: int = connection.execute(query).scalar_one()
-    return found
+class Held(Struct, frozen=True, kw_only=True):
+    """What provisions of one kind hold together: ``count`` of them, and their sums."""
+
+    pool: str
+    machine: str
+    backend: str
+    state: ProvisionState
+    provisioning: bool
+    failed: bool
+    count: int
+    cpu: float
+    memory: int
+    cost: float
 
 
-def advance(connection: Connection, row: Provision, event: ProvisionEvent, **values: Any) -> bool:
-    """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves."""
+_KINDS = (
+    provisions.c.pool,
+    provisions.c.machine,
+    provisions.c.backend,
+    provisions.c.state,
+    provisions.c.provisioning,
+    provisions.c.failed_at.is_not(None),
+)
+_HELD = (
+    select(
+        *_KINDS,
+        func.count(),
+        func.coalesce(func.sum(provisions.c.cpu), 0.0),
+        func.coalesce(func.sum(provisions.c.memory), 0),
+        func.coalesce(func.sum(provisions.c.cost_per_hour), 0.0),
+    )
+    .where(provisions.c.state.in_(LIVE))
+    .group_by(*_KINDS)
+)
+
+
+def held(connection: Connection) -> tuple[Held, ...]:
+    """What every provision that is not gone holds, counted now."""
+    return many(Held, connection.execute(_HELD))
+
+
+def advance(
+    connection: Connection,
+    row: Provision,
+    event: ProvisionEvent,
+    *,
+    evidence: Mapping[str, str] | None = None,
+    **values: Any,
+) -> bool:
+    """Move the provision by one event, from the version it was read in; False: somebody was first, or nothing moves.
+
+    The one place where a provision changes its state, so an instance of a user's own provisioner never starts to end
+    without the event that says so. ``evidence``: what the decision rests on, told to the provisioner.
+    :raises Conflict: given up as never asked for, and it was asked for meanwhile.
+    """
     if not PROVISION.changes(row.state, event):
         return False
     after = PROVISION.advance(row.state, event)
     values["state"] = after
+    told = row.backend == EVENT and after is ProvisionState.RELEASING
+    if told:
+        values["sequence"] = row.sequence + 1
     if after is ProvisionState.RELEASING:
         values.setdefault("released_at", NOW)
         values.setdefault("release_next_at", NOW)
@@ -84,7 +138,15 @@ def advance(connection: Connection, row: Provision, event: ProvisionEvent, **val
         values.setdefault("gone_at", NOW)
         values["claim_sealed"] = None
     where = {"agent_id": row.agent_id, "state": row.state, "version": row.version}
-    return change(connection, provisions, where, values) == 1
+    if change(connection, provisions, where, values) != 1:
+        return False
+    if told:
+        reason = values.get("release_reason", row.release_reason)
+        deliveries.scale_down(connection, replace(row, sequence=row.sequence + 1), reason, evidence or {})
+    unsent = event is ProvisionEvent.UNSENT and row.backend == EVENT
+    if unsent and not deliveries.drop_unsent(connection, row.agent_id):
+        raise Conflict("the provisioner was asked for it meanwhile")
+    return True
 
 
 def write(connection: Connection, row: Provision, **values: Any) -> bool:

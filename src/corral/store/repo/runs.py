@@ -17,8 +17,10 @@ from corral.store.tables import db_now, runs
 
 _COLUMNS = columns(runs, Run)
 _GET = select(*_COLUMNS).where(runs.c.id == bindparam("id"))
+_BY_DEDUPE = select(*_COLUMNS).where(runs.c.dedupe == bindparam("dedupe"))
 LIVE = tuple(state for state in RunState if state not in RUN.terminal)
 _LIVE = select(runs.c.id).where(runs.c.state.in_(LIVE)).order_by(runs.c.created_at)
+_PROVISIONING = select(runs.c.id).where(runs.c.state.in_(LIVE), runs.c.provisioning)
 _OVERDUE = select(runs.c.id).where(runs.c.state.in_((RunState.QUEUED, RunState.RUNNING)), runs.c.deadline_at < db_now())
 
 
@@ -30,15 +32,34 @@ def get(connection: Connection, run_id: RunId) -> Run | None:
     return one(Run, connection.execute(_GET, {"id": run_id}).first())
 
 
+def by_dedupe(connection: Connection, key: str) -> Run | None:
+    """The run that was begun under this key."""
+    return one(Run, connection.execute(_BY_DEDUPE, {"dedupe": key}).first())
+
+
+def live_provisioning(connection: Connection) -> tuple[Run, ...]:
+    """Those that work for provisioners and have not ended."""
+    query = select(*_COLUMNS).where(runs.c.state.in_(LIVE), runs.c.provisioning.is_(True))
+    return many(Run, connection.execute(query.order_by(runs.c.created_at)))
+
+
+def give_up_dedupe(connection: Connection, run_id: RunId) -> None:
+    """Its key is free for another run."""
+    connection.execute(update(runs).where(runs.c.id == run_id).values(dedupe=None))
+
+
 def spec_of(connection: Connection, run_id: RunId) -> WorkflowSpec | None:
     """What the run was made of: as large as its workflow, so it is read only where all of it is needed."""
     found: WorkflowSpec | None = connection.execute(select(runs.c.spec).where(runs.c.id == run_id)).scalar()
     return found
 
 
-def page(connection: Connection, project: str, before: tuple[int, str] | None, limit: int) -> tuple[Run, ...]:
-    """Newest first; ``before``: (created_at, id) of the last one of the page before."""
-    query = select(*_COLUMNS).where(runs.c.project == project)
+def page(
+    connection: Connection, project: str, before: tuple[int, str] | None, limit: int, *, provisioning: bool = False
+) -> tuple[Run, ...]:
+    """Newest first; ``before``: (created_at, id) of the last one of the page before. ``provisioning``: those that work
+    for provisioners, instead of all others."""
+    query = select(*_COLUMNS).where(runs.c.project == project, runs.c.provisioning.is_(provisioning))
     if before is not None:
         at, last = before
         query = query.where(or_(runs.c.created_at < at, (runs.c.created_at == at) & (runs.c.id < last)))
@@ -48,6 +69,11 @@ def page(connection: Connection, project: str, before: tuple[int, str] | None, l
 def live(connection: Connection) -> tuple[RunId, ...]:
     """Ids of runs that have not ended, oldest first."""
     return tuple(connection.execute(_LIVE).scalars())
+
+
+def provisioning(connection: Connection) -> frozenset[RunId]:
+    """Runs that have not ended and that make or end instances themselves."""
+    return frozenset(connection.execute(_PROVISIONING).scalars())
 
 
 def overdue(connection: Connection) -> tuple[RunId, ...]:
@@ -104,9 +130,11 @@ def mark_log_incomplete(connection: Connection, run_id: RunId) -> None:
     connection.execute(update(runs).where(runs.c.id == run_id).values(log_incomplete=True))
 
 
-def ended_oldest_first(connection: Connection) -> tuple[tuple[RunId, str | None], ...]:
-    """(run, source hash) of every ended run."""
-    query = select(runs.c.id, runs.c.source_hash).where(runs.c.state.in_(tuple(RUN.terminal)))
+def ended_oldest_first(connection: Connection, *, provisioning: bool = False) -> tuple[tuple[RunId, str | None], ...]:
+    """(run, source hash) of every ended run; those that work for provisioners apart from all others."""
+    query = select(runs.c.id, runs.c.source_hash).where(
+        runs.c.state.in_(tuple(RUN.terminal)), runs.c.provisioning.is_(provisioning)
+    )
     return tuple((row.id, row.source_hash) for row in connection.execute(query.order_by(runs.c.finished_at)))
 
 
