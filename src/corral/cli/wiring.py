@@ -181,7 +181,7 @@ def deliverers(state_dir: Path) -> Deliverers:
     )
 
 
-async def publish(assembly: Assembly, url: str) -> str:
+async def publish(assembly: Assembly, url: str, *, ends_with_its_run: bool = False) -> str:
     """Where this coordinator listens, for commands on the same state directory; the token they use."""
     token_file = assembly.state_dir / TOKEN_FILE
     token = ""
@@ -199,7 +199,8 @@ async def publish(assembly: Assembly, url: str) -> str:
         if sys.stderr.isatty():
             print(f"admin token (also in {token_file}): {token}", file=sys.stderr)  # noqa: T201
     server_file = assembly.state_dir / SERVER_FILE
-    write_private(server_file, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    described = {"url": url, "pid": os.getpid(), "ends_with_its_run": ends_with_its_run}
+    write_private(server_file, json.dumps(described) + "\n")
     assembly.closers.append(lambda: server_file.unlink(missing_ok=True))
     return token
 
@@ -328,7 +329,7 @@ async def all_in_one(
         await assembly.coordinator.host.settle_vanished()
         await web.start()
         await assembly.coordinator.start()
-        token = await publish(assembly, url)
+        token = await publish(assembly, url, ends_with_its_run=True)
         async with Client(url, token) as client:
             whole = AllInOne(client=client, url=url, state_dir=directory, assembly=assembly, web=web)
             on_ready(url)

@@ -50,12 +50,18 @@ DESTROY_DEADLINE = 60.0
 LIST_EVERY = 10.0
 """Seconds between looks at the instances there are: one may have ended without the news of it arriving (lost, or while
 the database was away), or appeared after it was given up."""
+ABSENT_AFTER = 75.0
+"""Seconds between the first and the last complete listing that lack an instance which was there once, with no session
+of its agent meanwhile, after which it counts as ended. Longer than a living agent's longest pause between two rounds of
+dialling (60 s and a connect timeout): whoever merely removed its directory must not get its job started twice."""
 LAST_WORDS = 0.8
 """Seconds that an ended agent's session gets to read what was still on the line, so that a job which ended is not
 taken for lost; together with the settling it stays within a second."""
 RELEASE_BACKOFF_BASE = 1.0
 RELEASE_BACKOFF_MAX = 60.0
 RELEASE_ATTEMPTS_MAX = 20
+WANTED = (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
+VANISHED = "its instance does not exist any more"
 
 
 class Host(Service):
@@ -93,6 +99,8 @@ class Host(Service):
         self._busy: dict[AgentId, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._listed = -LIST_EVERY
+        self._absent: dict[AgentId, float] = {}
+        """When a complete listing first lacked an instance that was there once."""
         self._creates = asyncio.Semaphore(CONCURRENT_CREATES)
         self._destroys = asyncio.Semaphore(CONCURRENT_DESTROYS)
         bell_.listen(bell.HOST, self.wake)
@@ -128,17 +136,34 @@ class Host(Service):
             await self._database.write(lambda c: _reappeared(c, gone))
             self.wake()
         await asyncio.gather(*(self._ended(Ending(agent_id=i, detail=there[i].detail)) for i in news))
+        if backend.local:
+            await self._settle_absent(backend, frozenset(there))
+
+    async def _settle_absent(self, backend: Backend, there: frozenset[AgentId]) -> None:
+        """An instance that was there and is in no list any more, nor heard of, has ended: its host was restarted, or
+        its directory removed. Of what never was there (a create under way, or its answer lost) this says nothing."""
+        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, WANTED))
+        moment = self.clock.monotonic()
+        for row in rows:
+            if row.backend != backend.kind or row.ended_at is not None:
+                continue
+            if not _existed(row) or row.agent_id in there | self._busy.keys() or self._sessions.get(row.agent_id):
+                self._absent.pop(row.agent_id, None)
+            elif moment - self._absent.setdefault(row.agent_id, moment) >= ABSENT_AFTER:
+                del self._absent[row.agent_id]
+                log.warning("provision %s: %s", row.agent_id, VANISHED)
+                await self._ended(Ending(agent_id=row.agent_id, detail=VANISHED), blamed=False)
 
     async def settle_vanished(self) -> None:
         """For instances tied to a process before this one, which took its instances and all traces of them along:
         what was made then and does not exist now has ended. Called before the first pass."""
-        states = (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
-        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, states))
+        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, WANTED))
         for kind, backend in self._backends.items():
             there = {one.agent_id for one in await backend.list()}
             for row in rows:
-                if row.backend == kind and row.created_at is not None and row.agent_id not in there:
-                    await self._ended(Ending(agent_id=row.agent_id, detail="the process it was tied to was killed"))
+                if row.backend == kind and _existed(row) and row.agent_id not in there:
+                    ending = Ending(agent_id=row.agent_id, detail="the process it was tied to was killed")
+                    await self._ended(ending, blamed=False)
 
     async def run_once(self) -> None:
         if self.clock.monotonic() - self._listed >= LIST_EVERY:
@@ -283,11 +308,12 @@ class Host(Service):
             log.warning("instance %s ended and it could not be recorded: %s", ending.agent_id, error)
             self._listed = -LIST_EVERY
 
-    async def _ended(self, ending: Ending) -> None:
-        """The instance is gone: its job is settled at once, after the last words on its line."""
+    async def _ended(self, ending: Ending, *, blamed: bool = True) -> None:
+        """The instance is gone: its job is settled at once, after the last words on its line. ``blamed``: that it
+        ended before its agent registered is its pool's failure; not so when somebody took it along."""
         await self._sessions.ended(ending.agent_id, LAST_WORDS)
         wake = Wake()
-        await self._database.write(lambda c: _settle_ending(c, ending, wake, self._pace()))
+        await self._database.write(lambda c: _settle_ending(c, ending, wake, self._pace(), blamed=blamed))
         ring(self._bell, wake)
         self._bell.ring(bell.SCALE, bell.QUEUE)
 
@@ -296,6 +322,11 @@ def enforced(asked: N | None, usual: N | None, limit: N | None) -> N | None:
     """What the kernel holds the instance to: the pool's limit for one of the pool's own size, what a job asked for
     where it asked for another; one that is given stands for the other."""
     return limit if asked == usual and limit is not None else asked
+
+
+def _existed(row: Provision) -> bool:
+    """The backend's answer was recorded, or its agent registered."""
+    return row.created_at is not None or row.state is ProvisionState.ACTIVE
 
 
 def _begin_create(connection: Connection, row: Provision, pool: Pool) -> bytes | None:
@@ -352,9 +383,9 @@ def _record_refusal(connection: Connection, agent_id: AgentId, error: str) -> No
     )
 
 
-def _settle_ending(connection: Connection, ending: Ending, wake: Wake, pace: Backoff) -> None:
+def _settle_ending(connection: Connection, ending: Ending, wake: Wake, pace: Backoff, *, blamed: bool) -> None:
     provision = provisions_rows.get(connection, ending.agent_id)
-    never_registered = provision is not None and provision.state is ProvisionState.REQUESTED
+    never_registered = blamed and provision is not None and provision.state is ProvisionState.REQUESTED
     if provisions_rows.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
         assert provision is not None
         note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}", pace)

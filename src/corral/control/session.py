@@ -407,6 +407,11 @@ class Session:
             case Heartbeat() | HeartbeatAck():
                 pass
 
+    @property
+    def heard_at(self) -> float:
+        """Monotonic seconds of the last word of the agent, heartbeats included."""
+        return self._protocol.heard_at
+
     def _agent(self) -> AgentId:
         assert self.agent_id is not None
         return self.agent_id

@@ -29,6 +29,9 @@ from corral.wire.messages import Cancel
 
 log = logging.getLogger(__name__)
 
+DEAF_FOR = 30.0
+"""Seconds for which an agent that answered no offers gets none, before a word of it counts: longer than a heartbeat's
+interval, so that it is one said since then."""
 REPAIR_EVERY = 60.0
 """Seconds between looks at every live run."""
 PAUSED_AFTER = 15.0
@@ -67,6 +70,8 @@ class Sweeper(Service):
         self._settings = settings
         self._repaired = -REPAIR_EVERY
         self._listening_since: int | None = None
+        self._deaf: dict[AgentId, float] = {}
+        """Since when a static agent is seen to be cordoned for offers it did not answer."""
         bell_.listen(bell.STOPS, self.wake)
 
     async def run_once(self) -> None:
@@ -77,6 +82,7 @@ class Sweeper(Service):
             tell_withdrawn(self._sessions, wake)
             ring(self._bell, wake)
         await self._tell_stops()
+        await self._hear_again()
         await self._repair()
 
     # --- deadlines and silence ---
@@ -131,6 +137,23 @@ class Sweeper(Service):
                     job.attempt,
                     Cancel(job_id=job.id, attempt=job.attempt, reason=reason, grace=CANCEL_GRACE, force=force),
                 )
+
+    # --- agents that answer again ---
+
+    async def _hear_again(self) -> None:
+        """A static agent that is heard after it was cordoned for its silence gets one more offer: nothing else would
+        bring it back before its next registration."""
+        moment = self.clock.monotonic()
+        cordoned = await self._database.read(agents.unresponsive)
+        self._deaf = {agent_id: self._deaf.get(agent_id, moment) for agent_id in cordoned}
+        heard = [agent_id for agent_id, since in self._deaf.items() if self._answers(agent_id, since + DEAF_FOR)]
+        if heard:
+            await self._database.write(lambda c: [agents.try_again(c, agent_id) for agent_id in heard])
+            self._bell.ring(bell.QUEUE)
+
+    def _answers(self, agent_id: AgentId, after: float) -> bool:
+        session = self._sessions.get(agent_id)
+        return session is not None and session.heard_at >= after
 
     # --- repair ---
 

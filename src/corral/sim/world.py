@@ -65,13 +65,15 @@ class Network:
 @dataclass(kw_only=True)
 class Settings:
     """``boot``: seconds from a create call to the agent's first dial, drawn between the two.
-    ``lost_rings``: the probability with which a notification inside the coordinator or from the backend is lost."""
+    ``lost_rings``: the probability with which a notification inside the coordinator or from the backend is lost.
+    ``tied``: instances end with the coordinator's process and leave no trace, as under ``corral run``."""
 
     coordinator: CoordinatorSettings = field(default_factory=lambda: CoordinatorSettings(urls=(URL,)))
     boot: tuple[float, float] = (0.05, 3.0)
     create: tuple[float, float] = (0.0, 0.5)
     destroy: tuple[float, float] = (0.0, 0.5)
     lost_rings: float = 0.0
+    tied: bool = False
 
 
 class DeafBell(Bell):
@@ -183,7 +185,7 @@ class World:
         self.truth = Truth(loop.time, self.report, self.watch.begins)
         self.database = SharedDatabase(self.clock, self._committed)
         self.logs = MemoryLogs()
-        self.sources = MemorySources()
+        self.sources = MemorySources(self.clock)
         self.host = FakeHost()
         self.cloud = Cloud(on_create=self._cloud_made, on_destroy=lambda name: self._instance_destroyed(AgentId(name)))
         """What the users' provisioners made; it outlives every coordinator."""
@@ -245,6 +247,7 @@ class World:
         self.journal.note(actor.name, "starts")
         try:
             self.site = await actor.spawn(self._bring_up(actor))
+            self.watch.takes_over()
         except CorralError as error:
             self.journal.note(actor.name, f"cannot start: {error}")
             await actor.kill()
@@ -274,6 +277,8 @@ class World:
             bell_=DeafBell(self.loses_ring),
             deliverer=ProvisionerWay(self, actor) if any(pool.target for pool in self.pools) else None,
         )
+        if self.settings.tied:
+            await coordinator.host.settle_vanished()
         await coordinator.start()
         return Site(actor=actor, coordinator=coordinator, backend=backend)
 
@@ -288,6 +293,24 @@ class World:
         self.journal.note(site.actor.name, "is killed")
         await site.actor.kill()
         self._cut_all()
+        if self.settings.tied:
+            await self._lose_instances()
+
+    async def reboot(self) -> None:
+        """The whole host: the coordinator, every instance and every trace of them but the stores."""
+        await self.crash()
+        self.journal.note("host", "is restarted")
+        await self._lose_instances()
+
+    async def _lose_instances(self) -> None:
+        for agent_id in list(self.host.instances):
+            agent = self.agents[agent_id]
+            await self.crash_agent(agent)
+            # One that had ended by itself waited to be destroyed; there is nothing left to destroy.
+            await self._kill(agent)
+            agent.destroyed = True
+            self.watch.vanishes(agent_id)
+        self.host.instances.clear()
 
     async def stop(self) -> None:
         """An orderly end."""

@@ -150,6 +150,24 @@ def uncordon(connection: Connection, agent_id: AgentId) -> bool:
     return done.rowcount == 1
 
 
+def unresponsive(connection: Connection) -> tuple[AgentId, ...]:
+    """Static agents that are connected and get no offers because they answered none."""
+    query = select(agents.c.id).where(
+        agents.c.kind == "static", agents.c.state == AgentState.ONLINE, agents.c.cordon_reason == "unresponsive"
+    )
+    return tuple(connection.execute(query.order_by(agents.c.id)).scalars())
+
+
+def try_again(connection: Connection, agent_id: AgentId) -> bool:
+    """Offers for an agent that answered none. What it missed stays counted: one more, and it is cordoned again."""
+    done = connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id, agents.c.cordon_reason == "unresponsive")
+        .values(cordon_reason=None, version=agents.c.version + 1)
+    )
+    return done.rowcount == 1
+
+
 def hold(connection: Connection, agent_id: AgentId, what: Hold, *, by: str, hand_back_at: int | None = None) -> bool:
     """Nothing is offered to it any more, whatever it has in hand. False: it has ended."""
     done = connection.execute(
