@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
+
 from corral.control.offers import DEADLINE_MARGIN
 from corral.control.session import FLUSH_GRACE
 from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN
 from corral.model.ids import JobId, RunId
+from corral.runtime.sealing import Sealer
 from corral.wire import close
 from corral.wire.messages import (
+    Accept,
     Cancel,
     FinishedAck,
     HeldJob,
@@ -19,6 +23,7 @@ from corral.wire.messages import (
     LogPosition,
     Refused,
     RefusedCode,
+    Start,
     Welcome,
     Withdraw,
 )
@@ -277,6 +282,43 @@ def test_56_what_was_printed_last_is_stored_before_the_end_is_acknowledged() -> 
         view = await rig.job(run)
         assert view.steps[0].log_stored == 5
         assert [each async for each in await rig.coordinator.read_log(JobId(view.id), step=0)] == [b"last\n"]
+
+    virtual(scenario)
+
+
+@pytest.mark.parametrize("lost_start", [False, True], ids=["at-accept", "at-welcome"])
+def test_a_job_whose_secrets_cannot_be_opened_fails_by_that_and_its_agent_takes_the_next(lost_start: bool) -> None:
+    """The key file is another one after a restart: also where the start was committed and its agent never heard it."""
+
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        run = await rig.run(job("j", secrets=("TOKEN",)), secrets={"TOKEN": "s3cret"})
+        offer = await first.offered()
+        accept = Accept(job_id=offer.job_id, attempt=offer.attempt)
+        if lost_start:
+            await first.say(accept)
+            assert (await first.expect(Start)).secrets == {"TOKEN": "s3cret"}
+        await rig.coordinator.stop(grace=1.0)
+        rig.sealer = Sealer(b"another key, of thirty-two bytes", rig.chance)
+        await rig.start()
+        second = rig.connect(token, boot="same")
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.ACCEPTED, sequence=0)
+        await second.hello(*((held,) if lost_start else ()))
+        welcome = await second.expect(Welcome)
+        if lost_start:
+            assert [(answer.action, answer.secrets) for answer in welcome.jobs] == [("stop", {})]
+        else:
+            again = await second.offered()
+            await second.say(Accept(job_id=again.job_id, attempt=again.attempt))
+            await second.expect(Withdraw)
+        view = await rig.job(run)
+        assert (view.state, view.reason) == ("failed", "secret_unavailable")
+        assert "key file" in view.detail
+        other = await rig.run(job("other"))
+        await second.finish(await second.take())
+        await second.expect(FinishedAck)
+        assert await rig.state(other) == "succeeded"
 
     virtual(scenario)
 
