@@ -248,6 +248,40 @@ def test_g6_a_log_store_that_never_takes_the_rest_holds_the_slot_no_longer_than_
     virtual(scenario, stranded_after=250.0)
 
 
+def test_r3_what_a_lost_agent_still_has_of_the_log_is_taken_when_it_comes_back() -> None:
+    """Late, after the job's end, and its end changes nothing any more: only the log gets longer."""
+
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        run = await rig.run()
+        offer = await first.take()
+        await first.print(offer, b"before, ")
+        await first.expect(LogAck)
+        first.wire.cut()
+
+        async def settled() -> bool:
+            return await rig.state(run) == "failed"
+
+        await rig.until(settled, timeout=rig.settings.lost_after + 10)
+        second = rig.connect(token, boot="same")
+        logs = (LogPosition(step=0, offset=13),)
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.FINISHED, sequence=3, logs=logs)
+        await second.hello(held)
+        (answer,) = (await second.expect(Welcome)).jobs
+        assert (answer.action, answer.logs) == ("stop", (LogPosition(step=0, offset=8),))
+        await second.print(offer, b"after", offset=8)
+        assert (await second.expect(LogAck)).offset == 13
+        await second.finish(offer, size=13)
+        await second.expect(FinishedAck)
+        view = await rig.job(run)
+        assert (view.state, view.reason) == ("failed", "agent_lost")
+        assert [each async for each in await rig.coordinator.read_log(JobId(view.id), step=0)] == [b"before, after"]
+        assert (await rig.coordinator.run(RunId(run.id))).log_incomplete
+
+    virtual(scenario)
+
+
 def test_an_offer_whose_accept_is_lost_is_withdrawn_when_the_agent_comes_back() -> None:
     async def scenario(rig: Rig) -> None:
         token = await rig.token()
