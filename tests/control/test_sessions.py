@@ -8,9 +8,11 @@ import hashlib
 import pytest
 
 from corral.control.offers import DEADLINE_MARGIN
+from corral.control.scaler import FLUSH_LIMIT
 from corral.control.session import FLUSH_GRACE
-from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN
+from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN, SECOND
 from corral.model.ids import JobId, RunId
+from corral.model.pools import Pool
 from corral.runtime.sealing import Sealer
 from corral.wire import close
 from corral.wire.messages import (
@@ -21,13 +23,14 @@ from corral.wire.messages import (
     HeldState,
     LogAck,
     LogPosition,
+    Offer,
     Refused,
     RefusedCode,
     Start,
     Welcome,
     Withdraw,
 )
-from tests.control.rig import Rig, job, token_of, virtual
+from tests.control.rig import Puppet, Rig, job, token_of, virtual
 
 
 def test_another_process_under_a_live_agents_key_is_told_that_it_is_in_use_and_changes_nothing() -> None:
@@ -282,6 +285,69 @@ def test_r3_what_a_lost_agent_still_has_of_the_log_is_taken_when_it_comes_back()
     virtual(scenario)
 
 
+async def _lost_and_back(rig: Rig, *, holding: bool) -> tuple[Offer, Puppet]:
+    """The agent of an instance whose job was given up while it was away, welcomed again."""
+    run = await rig.run()
+    first = await rig.instance()
+    offer = await first.take()
+    first.wire.cut()
+
+    async def settled() -> bool:
+        return await rig.state(run) == "failed"
+
+    await rig.until(settled, timeout=rig.settings.lost_after + 10)
+    await rig.clock.sleep(30)
+    assert len(rig.host.instances) == 1, "it may still come back"
+    second = rig.connect(f"{first.agent_id}.{first.key}", boot=first.boot_id)
+    held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.RUNNING, sequence=1)
+    await second.hello(*((held,) if holding else ()))
+    assert [answer.action for answer in (await second.expect(Welcome)).jobs] == (["stop"] if holding else [])
+    return offer, second
+
+
+async def _given_back(rig: Rig) -> float:
+    async def gone() -> bool:
+        return not rig.host.instances
+
+    return await rig.until(gone)
+
+
+LOST_POOL = Pool(name="p", backend="fake", labels=frozenset({"x"}), max_agents=1)
+
+
+def test_r3_the_instance_of_a_lost_agent_that_comes_back_is_given_back_once_its_log_is_here() -> None:
+    async def scenario(rig: Rig) -> None:
+        offer, back = await _lost_and_back(rig, holding=True)
+        await back.silent(30.0)
+        assert len(rig.host.instances) == 1, "its log is not here yet"
+        await back.print(offer, b"what it had")
+        await back.expect(LogAck)
+        await back.finish(offer, size=11)
+        await back.expect(FinishedAck)
+        await _given_back(rig)
+
+    virtual(scenario, pools=(LOST_POOL,))
+
+
+def test_the_instance_of_a_lost_agent_that_comes_back_with_nothing_is_given_back_at_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        await _lost_and_back(rig, holding=False)
+        await _given_back(rig)
+
+    virtual(scenario, pools=(LOST_POOL,))
+
+
+def test_a_lost_agent_that_comes_back_and_never_says_the_end_holds_its_instance_for_a_bounded_time() -> None:
+    async def scenario(rig: Rig) -> None:
+        _, back = await _lost_and_back(rig, holding=True)
+        await back.silent(FLUSH_LIMIT / SECOND - 5)
+        assert len(rig.host.instances) == 1
+        await back.silent(6.0)
+        await _given_back(rig)
+
+    virtual(scenario, pools=(LOST_POOL,))
+
+
 def test_an_offer_whose_accept_is_lost_is_withdrawn_when_the_agent_comes_back() -> None:
     async def scenario(rig: Rig) -> None:
         token = await rig.token()
@@ -355,6 +421,29 @@ def test_a_job_whose_secrets_cannot_be_opened_fails_by_that_and_its_agent_takes_
         assert await rig.state(other) == "succeeded"
 
     virtual(scenario)
+
+
+def test_q8_a_job_whose_instance_never_registers_gets_another_and_the_next_job_is_not_its_victim() -> None:
+    """Done is when the job starts, not when an instance is made: nobody stays behind by one for ever."""
+    pool = Pool(name="p", backend="fake", labels=frozenset({"x"}), max_agents=1, spawn_timeout=60.0)
+
+    async def scenario(rig: Rig) -> None:
+        runs = [await rig.run(job("first")), await rig.run(job("second"))]
+        # Its boot fails: nobody ever hears of it.
+        met = {await rig.unheard()}
+        await rig.clock.sleep(pool.spawn_timeout + 35)
+        for run in runs:
+            agent = await rig.instance()
+            offer = await agent.take()
+            assert offer.job_id == run.jobs[0].id
+            assert agent.agent_id not in met
+            met.add(agent.agent_id)
+            await agent.finish(offer)
+            await agent.expect(FinishedAck)
+            assert await rig.state(run) == "succeeded"
+        await _given_back(rig)
+
+    virtual(scenario, pools=(pool,))
 
 
 def test_positions_in_hello_are_answered_with_what_is_stored() -> None:
