@@ -29,6 +29,9 @@ mutations: $(DEVSTAMP)
 docs: $(DEVSTAMP)
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/api_reference.py
+	$(BIN)/python tools/event_reference.py
+	$(BIN)/python tools/metrics_reference.py
+	$(BIN)/python tools/grafana_dashboard.py
 
 # What is too long for the test command; an hour or two.
 nightly: $(DEVSTAMP)

@@ -7,6 +7,7 @@ import asyncio
 import statistics
 import time
 
+from bench.events import EVENT_CASES
 from bench.harness import (
     BenchFailed,
     Figure,
@@ -21,6 +22,8 @@ from bench.harness import (
     until_ended,
 )
 from bench.load import LOAD_CASES
+from bench.metrics import metrics
+from bench.scaler import SCALER_CASES
 from corral.client import Client
 from corral.runtime.clock import SECOND, parse_rfc3339
 
@@ -158,5 +161,8 @@ CASES = {
     "log": log,
     "many": many,
     "crowd": crowd,
+    "metrics": metrics,
     **LOAD_CASES,
+    **SCALER_CASES,
+    **EVENT_CASES,
 }

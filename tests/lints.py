@@ -25,6 +25,9 @@ READS_ITSELF = {
     "src/corral/agent/source.py": "retries a download in a thread, without an event loop",
     "src/corral/agent/spool.py": "waits on a condition in a thread",
     "src/corral/backends/process/guard.py": "the warden: a process of its own with the standard library alone",
+    "src/corral/backends/event/holding.py": "the warden of a program: a process of its own, as the agents'",
+    "src/corral/provisioner/book.py": "the kit for users' programs knows nothing of the rest of Corral",
+    "src/corral/provisioner/signature.py": "the kit for users' programs knows nothing of the rest of Corral",
     "src/corral/sim/chaos.py": "a generator made from the seed",
     "src/corral/sim/load.py": "a generator made from the seed",
     "src/corral/sim/run.py": "a generator made from the seed; shows how long the real run took",
@@ -32,6 +35,10 @@ READS_ITSELF = {
     "src/corral/compile/process.py": "a random name for the channel to a child process",
 }
 """Files that read time or randomness themselves, and why they cannot have it injected."""
+
+
+DRAWN = {"tools/state_diagrams.py": "docs/states.md", "tools/event_reference.py": "docs/reference/events.md"}
+"""Which tool writes which document from code."""
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -98,10 +105,11 @@ def stale_exceptions(root: Path) -> Iterator[str]:
 def generated(root: Path) -> Iterator[str]:
     """Documents that are drawn from code show the code as it is."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-    command = [sys.executable, "tools/state_diagrams.py", "--check"]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        yield f"docs/states.md: {done.stderr.strip()}"
+    for tool, document in DRAWN.items():
+        command = [sys.executable, tool, "--check"]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            yield f"{document}: {done.stderr.strip()}"
 
 
 def breaches(root: Path) -> Iterator[str]:

@@ -98,6 +98,8 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         # Loading every installed plugin takes ten times as long as most tests; a guard's test has to need none.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        # A red test is all that is asked for; making its example small takes a state machine minutes.
+        "HYPOTHESIS_PROFILE": "raw",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests]
     try:

@@ -57,7 +57,7 @@ def test_works_from_below_the_tree(tmp_path: Path) -> None:
 def test_faults_and_json(tmp_path: Path, check: list[str]) -> None:
     make_tree(tmp_path, ci=GOOD + "\nundefined\nother\n")
     done = corral_compile(tmp_path, *check)
-    assert (done.exit_code, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (2, ""), "what `corral run` answers too"
     assert done.stderr.endswith("2 faults\n")
     assert ".corral/workflows/ci.py:5: name 'undefined' is not defined" in done.stderr
     result = json.loads(corral_compile(tmp_path, "--json", *check).stdout)
@@ -74,5 +74,5 @@ def test_json_of_a_good_tree(tmp_path: Path) -> None:
 
 def test_no_workflows(tmp_path: Path) -> None:
     done = corral_compile(tmp_path)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "there are no workflows in" in done.stderr

@@ -17,6 +17,7 @@ from corral.cli.config import (
     load_config,
     parse_config,
     parse_size,
+    to_caps,
     to_pool,
 )
 from corral.decide.matching import Wanted, route
@@ -60,7 +61,7 @@ def test_a_good_file() -> None:
     assert small.labels == {"small", *host_labels(), "corral:pool:small", "corral:backend:process"}
     assert (gpu.mandatory, gpu.inherit_env, small.inherit_env) == ({"gpu"}, ("PATH", "PIP_*"), None)
     assert route(Wanted(labels=frozenset()), (small, gpu)) == (small,)
-    assert config.caps().max_agents == 20
+    assert to_caps(config).max_agents == 20
     assert config.uid_range() == range(64000, 65000)
 
 
@@ -95,7 +96,7 @@ def test_ten_faults_are_ten_errors_with_place_and_remedy() -> None:
         (6, "retention.size: '5x' is not a size"),
         (8, "timing.lost_after: -1 is less than the minimum of 1"),
         (10, "pools[0].name: 'One' does not match"),
-        (11, "pools[0].backend: no backend 'container' in this release (there is process)"),
+        (11, "pools[0].backend: no backend 'container' in this release (there is process, event)"),
         (12, "pools[0].lables: unknown key (did you mean 'labels'?)"),
         (13, "pools[0].labels[1]: label 'not ok' may hold only"),
         (15, "pools[1]: 'max_agents' is missing"),
@@ -140,15 +141,17 @@ def pools(*lines: str) -> str:
 
 def test_pools_that_could_not_be_told_apart() -> None:
     assert faults(pools("name: a, labels: [x]", "name: a, labels: [y]")) == [
-        "corral.yaml:4:6: pools[1].name: 'a' is the name of pool 0 too"
+        "corral.yaml:4:6: pools[1].name: 'a' is the name of the pool at corral.yaml:3:6 too"
     ]
     (fault,) = faults(pools("name: a, labels: [x, y]", "name: b, labels: [Y, X]"))
-    assert "has the same labels as pool 0" in fault
+    assert "has the same labels as the pool at corral.yaml:3:6" in fault
     own = host_labels()[0]
     (fault,) = faults(pools("name: a", f"name: b, labels: [{own}]"))
-    assert "has the same labels as pool 0" in fault, "the host's labels belong to every pool of processes"
+    assert "has the same labels as the pool at corral.yaml:3:6" in fault, (
+        "the host's labels belong to every pool of processes"
+    )
     (fault,) = faults(pools("name: a, labels: [x], default: true", "name: b, labels: [y], default: true"))
-    assert "pool 0 is the default already" in fault
+    assert "the pool at corral.yaml:3:6 is the default already" in fault
 
 
 def test_mandatory_labels_of_the_host_are_the_pools_own() -> None:
@@ -169,7 +172,7 @@ def test_what_is_no_size(text: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    cases: list[tuple[Path, str]] = [(tmp_path / "none.yaml", "no such file"), (tmp_path, "cannot be read")]
+    cases: list[tuple[Path, str]] = [(tmp_path / "none.yaml", "no such file")]
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"version: 1 # \xe9\n")
     cases.append((latin, "is not UTF-8 text"))

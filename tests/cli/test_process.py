@@ -146,7 +146,7 @@ def test_a_run_and_what_can_be_asked_about_it_afterwards_without_a_server(place:
     assert left_behind(place) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_the_first_interrupt_cancels_gracefully(place: Path, number: signal.Signals) -> None:
     marks = place / "marks"
     marks.mkdir()
@@ -183,6 +183,58 @@ def test_the_second_interrupt_kills(place: Path) -> None:
     assert time.monotonic() - begin < 9, "it waited for the grace of the first interrupt"
     assert not alive(pid)
     assert left_behind(place) == []
+
+
+def test_a_killed_run_holds_no_slot_of_the_next(place: Path) -> None:
+    """Its agents end with it and leave nothing to be found: the next run neither waits for them nor loses the run."""
+    marks = place / "marks"
+    marks.mkdir()
+    tree = tree_of(place, SLOW.format(marks=marks, then="true"))
+    options = ("--max-agents", "1", "--state-dir", str(place / "state"))
+    with ending(start(place, "run", str(tree), *options)) as process:
+        eventually(lambda: (marks / "pid").exists() and (marks / "pid").read_text().strip(), deadline=30)
+        process.kill()
+        process.communicate(timeout=30)
+    pid = int((marks / "pid").read_text())
+    eventually(lambda: not alive(pid), deadline=30)
+    (tree / ".corral" / "workflows" / "ci.py").write_text(QUICK.replace('matrix={"n": [1, 2]}', 'matrix={"n": [1]}'))
+    begin = time.monotonic()
+    _, err = corral(place, "run", str(tree), *options)
+    assert time.monotonic() - begin < 15, err
+    runs = json.loads(corral(place, "runs", "--json", "--state-dir", str(place / "state"))[0])
+    assert [run["state"] for run in runs] == ["succeeded", "failed"]
+
+
+def test_what_needs_a_held_directory_to_itself_says_what_to_do_before_it_begins(place: Path) -> None:
+    """Also what is cancelled while nobody is there to carry it out."""
+    marks = place / "marks"
+    marks.mkdir()
+    tree = tree_of(place, SLOW.format(marks=marks, then="true"))
+    state = ("--state-dir", str(place / "state"))
+    with ending(start(place, "run", str(tree), *state)) as process:
+        eventually(lambda: (marks / "pid").exists() and (marks / "pid").read_text().strip(), deadline=30)
+        for words in (("demo",), ("run", str(tree))):
+            _, err = corral(place, *words, *state, code=ExitCode.USAGE)
+            assert f"another `corral run` or `corral demo` (process {process.pid})" in err
+            assert "--state-dir DIR" in err
+            assert "download" not in err
+        process.kill()
+        process.communicate(timeout=30)
+    (run,) = json.loads(corral(place, "runs", "--json", *state)[0])
+    _, err = corral(place, "cancel", run["id"], *state)
+    assert f"run {run['id']} is cancelling\nno coordinator runs here: it ends with the next" in err
+
+
+def test_a_run_beside_a_server_is_told_of_submit(place: Path) -> None:
+    tree = tree_of(place, QUICK)
+    state = ("--state-dir", str(place / "state"))
+    with ending(start(place, "server", *state, "--listen", "127.0.0.1:0", "--allow-root")) as server:
+        eventually((place / "state" / "server.json").exists, deadline=30)
+        _, err = corral(place, "run", str(tree), *state, code=ExitCode.USAGE)
+        assert f"(process {server.pid})" in err
+        assert "`corral submit`" in err
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=30)
 
 
 def test_an_interrupt_before_the_run_leaves_nothing(place: Path) -> None:

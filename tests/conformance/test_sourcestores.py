@@ -45,6 +45,8 @@ def test_what_is_put_is_read_back(make: MakeStore) -> None:
         assert await store.size(hash_of(ARCHIVE)) == len(ARCHIVE)
         assert await whole(store, hash_of(ARCHIVE)) == ARCHIVE
         assert await store.list() == {hash_of(ARCHIVE): len(ARCHIVE)}
+        assert await store.stored_at(hash_of(ARCHIVE)) is not None
+        assert await store.stored_at(hash_of(b"other")) is None
 
     asyncio.run(go())
 

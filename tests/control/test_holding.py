@@ -121,6 +121,25 @@ def test_a_cordon_that_corral_set_on_a_static_agent_ends_when_it_registers_again
     virtual(scenario)
 
 
+def test_Q19_a_connected_agent_that_was_deaf_for_a_while_is_used_again_and_one_more_miss_cordons_it_at_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        deaf = await rig.online(await rig.token())
+        run = await rig.run()
+        for _ in range(3):
+            await deaf.offered(timeout=80)
+            await deaf.expect(Withdraw, timeout=40)
+        agent = await rig.agent(deaf.agent_id)
+        assert agent.cordon_reason == "unresponsive"
+        again = rig.loop.time()
+        await deaf.finish(await deaf.take(timeout=80))
+        assert rig.loop.time() - again >= 29
+        await deaf.expect(FinishedAck)
+        assert await rig.state(run) == "succeeded"
+        assert not (await rig.agent(deaf.agent_id)).cordon_reason
+
+    virtual(scenario)
+
+
 def test_a_deaf_agent_that_corral_cordoned_holds_up_no_job_that_another_would_take() -> None:
     async def scenario(rig: Rig) -> None:
         deaf = await rig.online(await rig.token(name="deaf"))

@@ -10,6 +10,7 @@ import pytest
 from corral.control import settle
 from corral.control.registration import CLAIM_MARGIN, CLAIM_MEMORY, Registered, Turned, digest
 from corral.control.settle import Wake
+from corral.decide.matching import Size
 from corral.model.ids import AgentId, TokenId
 from corral.model.spec import OnLost, Reason, Result
 from corral.model.states import AgentState, AttemptState, JobState, ProvisionEvent, ProvisionState
@@ -61,6 +62,11 @@ def test_a_claim_lets_in_once_and_makes_the_provision_active(world: World) -> No
     assert provision.deadline_at == world.clock.now() + CLAIM_MARGIN
 
 
+def test_the_size_of_its_instance_goes_with_the_agent(world: World) -> None:
+    world.claim(cpu=2.0, memory=100)
+    assert welcomed(world.hello(claim="claim-code")).size == Size(cpu=2.0, memory=100)
+
+
 def test_a_longer_deadline_is_kept(world: World) -> None:
     world.claim(deadline_at=START + 999 * SECOND, sent_at=START)
     welcomed(world.hello(claim="claim-code"))
@@ -82,7 +88,7 @@ def test_a_lost_answer_is_asked_again_with_the_same_key(world: World) -> None:
 def test_another_key_is_refused_by_a_spent_claim(world: World) -> None:
     world.claim()
     welcomed(world.hello(claim="claim-code"))
-    assert turned(world.hello(claim="claim-code", key="another")) == (RefusedCode.USED, False)
+    assert turned(world.hello(claim="claim-code", key="another")) == (RefusedCode.USED, True)
     assert world.agent().key_digest == digest(f"key-{AGENT}")
 
 
@@ -91,7 +97,7 @@ def test_a_key_that_another_agent_has_binds_nothing(world: World) -> None:
     world.claim("agent_a", "code-a")
     world.claim("agent_b", "code-b")
     welcomed(world.hello("agent_a", key="same", claim="code-a"))
-    assert turned(world.hello("agent_b", key="same", claim="code-b")) == (RefusedCode.USED, False)
+    assert turned(world.hello("agent_b", key="same", claim="code-b")) == (RefusedCode.USED, True)
     assert world.agent("agent_b").key_digest is None
     welcomed(world.hello("agent_b", key="own", claim="code-b"))
 
@@ -121,19 +127,47 @@ def test_the_redeemer_of_an_ended_claim_is_told_for_an_hour(world: World, spent:
         welcomed(world.hello(claim="claim-code"))
     moved(world, ProvisionEvent.RELEASE)
     before = world.agent().knocked_at
-    assert turned(world.hello(claim="claim-code", key="another")) == (code, False)
+    assert turned(world.hello(claim="claim-code", key="another")) == (code, True)
     assert world.agent().knocked_at == before, "no knock: it is being destroyed anyway"
     world.clock.pass_time(CLAIM_MEMORY / SECOND)
-    assert turned(world.hello(claim="claim-code", key="another")) == (code, False)
+    assert turned(world.hello(claim="claim-code", key="another")) == (code, True)
     world.clock.pass_time(1)
     assert turned(world.hello(claim="claim-code", key="another")) == (RefusedCode.UNKNOWN, False)
 
 
-def test_the_redeemer_of_a_gone_ones_claim_counts_as_a_knock(world: World) -> None:
+@pytest.mark.parametrize("last", [ProvisionEvent.GONE, ProvisionEvent.EXHAUSTED])
+def test_the_redeemer_of_a_gone_ones_claim_counts_as_a_knock(world: World, last: ProvisionEvent) -> None:
+    """It shows that the instance exists, so it is destroyed again."""
     world.claim()
-    moved(world, ProvisionEvent.RELEASE, ProvisionEvent.GONE)
-    assert turned(world.hello(claim="claim-code")) == (RefusedCode.EXPIRED, False)
-    assert world.agent().knocked_at == START
+    moved(world, ProvisionEvent.RELEASE, last)
+    world.clock.pass_time(5000)
+    assert turned(world.hello(claim="claim-code")) == (RefusedCode.UNKNOWN, False), "more than an hour later"
+    assert world.agent().knocked_at == world.clock.now()
+    assert world.provision().state is ProvisionState.RELEASING
+
+
+def test_the_hour_begins_when_the_provision_leaves_requested(world: World) -> None:
+    """Not when it is released, which may be a day later."""
+    world.claim()
+    welcomed(world.hello(claim="claim-code"))
+    world.clock.pass_time(CLAIM_MEMORY / SECOND + 1)
+    moved(world, ProvisionEvent.RELEASE)
+    assert turned(world.hello(claim="claim-code", key="another")) == (RefusedCode.UNKNOWN, False)
+
+
+def test_expired_used_and_unknown_in_so_many_words(world: World) -> None:
+    def said(**how: str) -> str:
+        found = world.hello(**how)  # type: ignore[arg-type]
+        assert isinstance(found, Turned)
+        return found.message
+
+    world.claim("agent_a", "code-a")
+    world.claim("agent_b", "code-b")
+    welcomed(world.hello("agent_a", claim="code-a"))
+    world.write(provisions_rows.advance, world.provision("agent_b"), ProvisionEvent.RELEASE)
+    assert said(agent_id="agent_a", claim="code-a", key="x") == "this claim was already used by another agent process"
+    assert said(agent_id="agent_b", claim="code-b") == "this claim has expired: its instance is not wanted any more"
+    assert said(agent_id="agent_b", claim="code-x", key="x") == "no such agent, claim or key"
 
 
 # --- by key ------------------------------------------------------------------------------------------------

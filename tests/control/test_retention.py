@@ -36,6 +36,10 @@ class Logs:
 class Sources:
     def __init__(self) -> None:
         self.sizes: dict[SourceHash, int] = {}
+        self.stored: dict[SourceHash, int] = {}
+
+    async def stored_at(self, hash: SourceHash) -> int | None:
+        return self.stored.get(hash, 0)
 
     async def list(self) -> dict[SourceHash, int]:
         return dict(self.sizes)
@@ -108,6 +112,18 @@ def test_a_source_goes_with_its_last_run(shelf: Shelf) -> None:
     shelf.ended("new")
     assert shelf.clean(keep_runs=1) == Cleaned(runs=1, bytes=1100)
     assert set(shelf.sources.sizes) == {"new"}
+
+
+def test_a_source_uploaded_before_its_run_exists_is_kept_for_an_hour(shelf: Shelf) -> None:
+    fresh = SourceHash("fresh")
+    shelf.sources.sizes[fresh] = 1000
+    shelf.sources.stored[fresh] = shelf.world.clock.now()
+    shelf.world.clock.pass_time(3599)
+    assert shelf.clean(keep_runs=0, keep_bytes=0).bytes == 0
+    assert set(shelf.sources.sizes) == {fresh}
+    shelf.world.clock.pass_time(1)
+    assert shelf.clean(keep_runs=0, keep_bytes=0).bytes == 1000
+    assert shelf.sources.sizes == {}
 
 
 def test_what_goes_on_is_never_touched(shelf: Shelf) -> None:

@@ -6,87 +6,26 @@ from __future__ import annotations
 import pytest
 
 from corral.backends.interface import Ending
-from corral.control import admission, queries, scaler
-from corral.control.admission import Request
-from corral.control.bell import HOST, Bell
+from corral.control import queries, scaler
+from corral.control.bell import HOST
 from corral.control.host import _settle_ending
 from corral.control.lines import LastLines
-from corral.control.scaler import LEASE, Scaler, ScalerSettings, Term
+from corral.control.scaler import LEASE
 from corral.control.settle import Wake
-from corral.decide.scaling import Creation, NotDone, Refusal, Release, ReleaseReason
+from corral.decide.scaling import NotDone, Release, ReleaseReason
 from corral.model.errors import Conflict
-from corral.model.ids import AgentId, CoordinatorId, JobId
+from corral.model.ids import AgentId
 from corral.model.pools import Backoff, Caps, Pool
-from corral.model.secret import Secret
 from corral.model.spec import NeedSpec, Reason, Result, RetrySpec
 from corral.model.states import JobState, ProvisionEvent, ProvisionState
-from corral.runtime.sealing import Sealer
 from corral.store.repo import agents, installation
 from corral.store.repo import claims as claims_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from tests.clocks import START
+from tests.control.leading import Leader, creation, pool
 from tests.control.worlds import COORDINATOR, SECOND, World
 from tests.store.databases import AGENT, a_spec
-
-
-def pool(name: str = "p", labels: str = "linux", most: int = 2, **more: object) -> Pool:
-    return Pool(name=name, backend="process", labels=frozenset(labels.split()), max_agents=most, **more)  # type: ignore[arg-type]
-
-
-class Leader:
-    """One coordinator's scaler on the world's database."""
-
-    def __init__(self, world: World, *pools: Pool, caps: Caps | None = None, unroutable_after: float = 120.0) -> None:
-        self.world = world
-        self.pools = pools or (pool(),)
-        self.caps = caps or Caps()
-        epoch = world.write(installation.take_lease, LEASE, COORDINATOR)
-        self.term = Term(holder=CoordinatorId(COORDINATOR), epoch=epoch)
-        self.bell = Bell()
-        self.sealer = Sealer(b"k" * 32, world.chance)
-        self.scaler = Scaler(
-            world.clock,
-            world.chance,
-            world.database,
-            self.sealer,
-            self.bell,
-            self.term,
-            ScalerSettings(pools=lambda: self.pools, caps=lambda: self.caps, unroutable_after=unroutable_after),
-        )
-
-    def run(self) -> None:
-        self.world.runner.run(self.scaler.run_once())
-
-    def provisions(self) -> list[object]:
-        return list(self.world.read(provisions_rows.live))
-
-    def request(self, creation: Creation, name: str) -> Request:
-        wanted = next(pool for pool in self.pools if pool.name == creation.pool)
-        claim = Secret(f"code-{name}")
-        return Request(creation=creation, pool=wanted, identity=AgentId(name), claim=claim, sealed=b"sealed")
-
-    def admit(self, creation: Creation, name: str) -> Refusal | None:
-        (answer,) = self.world.write(admission.admit, self.term, [self.request(creation, name)], self.caps)
-        return answer
-
-    def begun(self, seconds: float = 60.0) -> None:
-        """Its host records the sending of what is requested, before it is made."""
-        for row in self.world.read(provisions_rows.live):
-            if row.state is ProvisionState.REQUESTED and row.sent_at is None:
-                moment = self.world.clock.now()
-                deadline = moment + int(seconds * SECOND)
-                self.world.write(provisions_rows.write, row, sent_at=moment, deadline_at=deadline)
-
-    def why(self, job_id: JobId) -> list[str]:
-        return list(self.world.read(queries.why, job_id, self.pools, self.scaler.reasons).sentences)
-
-
-def creation(job: str | None = None, pool: str = "p", **more: object) -> Creation:
-    """Of a warm instance, or for a job."""
-    made = None if job is None else JobId(job)
-    return Creation(pool=pool, job_id=made, labels=frozenset({"linux"}), **more)  # type: ignore[arg-type]
-
 
 # --- creating ----------------------------------------------------------------------------------------------
 

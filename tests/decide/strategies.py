@@ -6,6 +6,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from corral.decide.matching import Offered, Wanted
+from corral.model.events import Webhook
 from corral.model.pools import Pool
 
 SECOND = 1_000_000
@@ -20,6 +21,21 @@ offered = st.builds(
 )
 
 
+EVENTFUL = {"backend": "event", "target": Webhook(url="https://p.example", secret="p")}
+_extras = st.fixed_dictionaries(
+    {
+        "backend": st.just("process"),
+        "cpu": st.sampled_from((None, None, 1.0, 0.1)),
+        "memory": st.sampled_from((None, None, 100)),
+        "cost_per_hour": st.sampled_from((0.0, 0.0, 0.1, 2.0)),
+        "max_cpu": st.sampled_from((None, None, 2.0, 0.3)),
+        "max_memory": st.sampled_from((None, None, 200)),
+        "machine": st.sampled_from(("", "", "", "m")),
+        "min_idle": st.sampled_from((0, 0, 0, 1, 2)),
+    }
+).flatmap(lambda values: st.sampled_from((values, values, {**values, **EVENTFUL})))
+
+
 @st.composite
 def pools(draw: st.DrawFn, most: int = 3) -> tuple[Pool, ...]:
     """Named p0, p1, …; at most one is the default."""
@@ -28,13 +44,13 @@ def pools(draw: st.DrawFn, most: int = 3) -> tuple[Pool, ...]:
     return tuple(
         Pool(
             name=f"p{index}",
-            backend="process",
             labels=(own := draw(label_sets)),
             mandatory=own & draw(mostly_none),
             max_agents=draw(st.integers(0, 4)),
             default=index == default,
             draining=draw(st.integers(0, 9)) == 9,
             idle_timeout=300.0,
+            **draw(_extras),
         )
         for index in range(count)
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.decide.dispatching import RELEASE_GRACE, IdleAgent, Placement, QueuedJob, plan, released
-from corral.decide.matching import Offered, Wanted, fits
+from corral.decide.matching import Offered, Size, Wanted, fits
 from corral.model.ids import AgentId, JobId
 from tests.decide import strategies
 from tests.decide.strategies import NOW
@@ -183,3 +183,13 @@ def test_a_provisioners_job_goes_to_no_agent_that_an_event_brought_up_and_past_a
     local = IdleAgent(id=AgentId("local"), offered=offered, pool="local", idle_since=9)
     assert plan([job], [cloud, bound], 10**9) == ()
     assert [each.agent_id for each in plan([job], [cloud, local], 10**9, {"local": 0})] == ["local"]
+
+
+def test_a_job_goes_to_no_agent_smaller_than_it_asks_for() -> None:
+    offered = Offered(labels=frozenset({"x"}))
+    small = IdleAgent(id=AgentId("small"), offered=offered, size=Size(cpu=1.0, memory=100))
+    large = IdleAgent(id=AgentId("large"), offered=offered, size=Size(cpu=4.0, memory=100), idle_since=5)
+    wanted = Wanted(labels=frozenset({"x"}))
+    asks = [QueuedJob(id=JobId("big"), wanted=wanted, size=Size(cpu=2.0)), QueuedJob(id=JobId("any"), wanted=wanted)]
+    assert [(p.job_id, p.agent_id) for p in plan(asks, [small, large], NOW)] == [("big", "large"), ("any", "small")]
+    assert [p.job_id for p in plan(asks, [small], NOW)] == ["any"]

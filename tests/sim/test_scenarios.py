@@ -10,6 +10,7 @@ import pytest
 
 from corral.backends.fake import Fail, Hang, Late, LoseAnswer
 from corral.backends.interface import NoCapacity, Transient
+from corral.control.host import ABSENT_AFTER, VANISHED
 from corral.model.pools import Caps
 from corral.model.spec import OnLost, Reason, RetrySpec
 from corral.model.states import AttemptState, JobState, ProvisionState, RunState
@@ -419,6 +420,62 @@ def test_kill_while_the_coordinator_is_down_is_settled_at_its_start() -> None:
         assert (await ended(world, run, 2.0)).state is RunState.FAILED
 
     act(script)
+
+
+def test_a_restarted_host_holds_no_slot_for_what_it_took_along() -> None:
+    """Nothing of the instance is left to be listed, and nobody tells of its end: its slot is free all the same."""
+
+    async def script(world: World) -> None:
+        lost = await submit(world, long_job(600.0))
+        await running(world)
+        await world.reboot()
+        await world.start()
+        waits = await submit(world, workflow(job("waits")))
+        assert (await ended(world, waits, ABSENT_AFTER + 15.0)).state is RunState.SUCCEEDED
+        assert (await ended(world, lost, 0.0)).state is RunState.FAILED
+        assert jobs_of(world, lost)[0].reason == Reason.INSTANCE_LOST
+        assert jobs_of(world, lost)[0].detail == VANISHED
+
+    act(script, pools=[pool(max_agents=1)])
+
+
+def test_an_instance_that_is_in_no_list_and_still_talks_has_not_ended() -> None:
+    """Somebody removed its directory; what runs there is not started a second time."""
+
+    async def script(world: World) -> None:
+        run = await submit(world, long_job(300.0))
+        agent = (await running(world))[0]
+        hidden = world.host.instances.pop(agent.id)
+        await asyncio.sleep(200)
+        world.host.instances[agent.id] = hidden
+        assert (await ended(world, run)).state is RunState.SUCCEEDED
+
+    world = act(script)
+    assert len(world.truth.executions) == 1
+
+
+def test_a_create_whose_answer_is_awaited_is_no_absence() -> None:
+    async def script(world: World) -> None:
+        run = await submit(world, workflow(job("one")))
+        assert (await ended(world, run)).state is RunState.SUCCEEDED
+
+    world = act(script, pools=[pool(spawn_timeout=400.0)], settings=quick(create=(150.0, 150.0)))
+    assert len(world.agents) == 1
+
+
+@pytest.mark.parametrize("after", [index * 0.02 for index in range(10)] + [5.0])
+def test_what_a_killed_all_in_one_took_along_holds_no_slot_of_the_next(after: float) -> None:
+    """Wherever it was: before, in or after the create, the registration, the job."""
+
+    async def script(world: World) -> None:
+        await submit(world, long_job(6.0))
+        await asyncio.sleep(after)
+        await world.crash()
+        await world.start()
+        waits = await submit(world, workflow(job("waits")))
+        assert (await ended(world, waits, 12.0)).state is RunState.SUCCEEDED
+
+    act(script, pools=[pool(max_agents=1)], settings=quick(tied=True))
 
 
 # --- many at once ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["cli_reference", "api_reference"])
+@pytest.mark.parametrize("name", ["cli_reference", "api_reference", "metrics_reference", "grafana_dashboard"])
 def test_a_reference_is_up_to_date(name: str) -> None:
     found = tool(name)
     assert found.PLACE.read_text() == found.reference(), f"run: python tools/{name}.py"

@@ -13,7 +13,9 @@ import msgspec
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.link import Link, LinkClosed
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, TooLarge, Unauthenticated
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.spec import JobSpec, Lock, StepSpec, WorkflowSpec
 from corral.model.states import RUN, JobState, RunState
 from corral.model.views import (
@@ -22,12 +24,16 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DeliveryView,
+    DiagnoseRow,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
     RegisterWorkflows,
     Rerun,
     RotateToken,
@@ -59,6 +65,9 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.changed = asyncio.Condition()
+        self.diagnosis: tuple[DiagnoseRow, ...] = (
+            DiagnoseRow(group="database", name="database", status="ok", message="writable"),
+        )
         self.runs_by_id: dict[str, RunView] = {}
         self.orders: dict[str, NewRun] = {}
         self.job_by_id: dict[str, JobView] = {}
@@ -75,6 +84,7 @@ class FakeApi:
         self.graces: list[float] = []
         self.drains: list[float | None] = []
         self.held: dict[str, str] = {}
+        self.said: dict[str, str] = {}
         self.registered: dict[str, WorkflowView] = {}
         self.echo_agents = True
         self.linked = asyncio.Event()
@@ -134,6 +144,17 @@ class FakeApi:
     async def server(self) -> ServerView:
         self._check()
         return ServerView(version="0", cluster_id="corral-x", coordinator_id="coord_x", epoch="1", started_at=MOMENT)
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        rows = tuple(row for row in self.diagnosis if row.name.startswith(only))
+        if not rows:
+            raise NotFound(f"no check is called {only!r}")
+        order = ("failed", "warning")
+        status = next((each for each in order if any(row.status == each for row in rows)), "ok")
+        return DiagnoseView(status=status, at=MOMENT, rows=rows)
+
+    async def metrics(self) -> bytes:
+        return b"# HELP corral_sessions x\n# TYPE corral_sessions gauge\ncorral_sessions 3.0\n"
 
     async def health(self) -> tuple[ServiceHealth, ...]:
         detail = "" if self.healthy else "the disk is full"
@@ -423,6 +444,77 @@ class FakeApi:
 
     async def pools(self) -> tuple[PoolView, ...]:
         return (PoolView(name="local", backend="process", labels=("linux",), max_agents=3),)
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        found = (self._provision("agent_x"), self._provision("agent_y"))
+        return tuple(each for each in found if state in ("", each.state) and pool in ("", each.pool))
+
+    def _provision(self, agent_id: str) -> ProvisionView:
+        state = self.said.get(agent_id, "abandoned" if agent_id == "agent_y" else "active")
+        return ProvisionView(
+            id=agent_id,
+            pool="cloud",
+            backend="event",
+            state=state,
+            cause="warm",
+            cost_per_hour=0.5,
+            cost=1.25,
+            age=9000.0,
+            requested_at="2026-01-01T00:00:00Z",
+            story=("2026-01-01T00:00:00Z instance was asked for",),
+            deliveries=(
+                DeliveryView(
+                    id=f"{agent_id}.1",
+                    kind="corral.scaler.scale-up.v1",
+                    sequence=1,
+                    state="delivered",
+                    attempts=2,
+                    created_at="2026-01-01T00:00:00Z",
+                ),
+            ),
+        )
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        if agent_id not in ("agent_x", "agent_y"):
+            raise NotFound(f"no provision {agent_id}")
+        return self._provision(agent_id)
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        return await self._say(agent_id, "releasing")
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        return await self._say(agent_id, "gone")
+
+    async def _say(self, agent_id: AgentId, state: str) -> ProvisionView:
+        if (await self.provision(agent_id)).state != "abandoned":
+            raise Refused(f"provision {agent_id} is not abandoned")
+        self.said[agent_id] = state
+        return self._provision(agent_id)
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        self._check()
+        view = await self.provision(agent_id)
+        return ReportView(agent_id=view.id, state=said.state, taken=True)
+
+    async def take_listing(self, listing: Listing) -> LedgerView:
+        if listing.request != "1.1.1":
+            raise NotFound(f"no inventory request {listing.request!r} waits for a listing")
+        return await self.ledger()
+
+    async def ledger(self) -> LedgerView:
+        self._check()
+        return LedgerView(leaks=(), alarms=(), targets=(), waiting=0, lag=0.0)
+
+    async def inventory_now(self) -> LedgerView:
+        return await self.ledger()
+
+    async def approve_strays(self, *, by: str = "") -> EpochView:
+        self._check()
+        return EpochView(generation=1)
+
+    async def raise_epoch(self, *, by: str = "") -> EpochView:
+        self._check()
+        return EpochView(generation=2)
 
     async def serve_agent(self, link: Link) -> None:
         """Keeps every frame, and sends it back while ``echo_agents`` is set; a frame ``close`` ends it."""

@@ -21,10 +21,12 @@ from corral.agent.worker import KEY_PREFIX, Worker
 from corral.model.agentconfig import AgentConfig
 from corral.runtime.chance import SystemChance, secret_token
 from corral.runtime.clock import SystemClock
+from corral.runtime.logs import FORMAT_VARIABLE, LogFormat, bind, configure
 
 USAGE = """\
-usage: python -m corral.agent --config FILE [--verbose]
-       python -m corral.agent --url URL [--url URL ...] --token-file FILE [--work-dir DIR] [--verbose]"""
+usage: python -m corral.agent --config FILE [--verbose] [--log-format console|json]
+       python -m corral.agent --url URL [--url URL ...] --token-file FILE [--work-dir DIR] [--verbose]
+                              [--log-format console|json]"""
 
 log = logging.getLogger("corral.agent")
 
@@ -60,31 +62,40 @@ def _values(options: list[str]) -> dict[str, list[str]]:
 
 
 def _configured(values: dict[str, list[str]], verbose: bool) -> int:
+    log_format = values.pop("--log-format", [""])[-1]
     if values.keys() == {"--config"} and len(values["--config"]) == 1:
         file = Path(values["--config"][0])
-        return run(load(file), file=file, verbose=verbose)
+        return run(load(file), file=file, verbose=verbose, log_format=log_format)
     if {"--url", "--token-file"} <= values.keys() <= {"--url", "--token-file", "--work-dir"}:
         from corral.agent.static import static_config
 
         work_dir = Path(values.get("--work-dir", ["corral-agent"])[-1])
-        return run(static_config(values["--url"], Path(values["--token-file"][-1]), work_dir), verbose=verbose)
+        config = static_config(values["--url"], Path(values["--token-file"][-1]), work_dir)
+        return run(config, verbose=verbose, log_format=log_format)
     raise _Usage
 
 
-def run(config: AgentConfig, *, file: Path | None = None, verbose: bool = False) -> int:
+def run(config: AgentConfig, *, file: Path | None = None, verbose: bool = False, log_format: str = "") -> int:
     """Run this agent to its end; the exit code. ``file``: what carried a claim, removed once that is spent.
+
+    ``log_format``: console or json; empty: what the environment says.
 
     :raises ConfigFault: the configuration cannot be used.
     """
     check(config)
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    configure(_log_format(log_format or os.environ.get(FORMAT_VARIABLE, "")), verbose=verbose)
+    bind(agent=config.agent_id)
     with WorkLock(Path(config.work_dir)):
         ending = asyncio.run(_run(config, file))
     if ending.code is not ExitCode.DONE:
         _say(f"corral agent: {ending.message}")
     return ending.code
+
+
+def _log_format(text: str) -> LogFormat:
+    if text and text not in set(LogFormat):
+        raise ConfigFault(f"{text!r} is no log format; there are {', '.join(LogFormat)}")
+    return LogFormat(text or LogFormat.CONSOLE)
 
 
 async def _run(config: AgentConfig, file: Path | None) -> Ending:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LATEST = "latest"
 _FULL = 20
 """Characters of a whole id of a run."""
+WHOLE_AGENT_ID = len("agent_") + 26
 
 
 async def find_run(client: Client, text: str) -> RunView:
@@ -59,6 +60,19 @@ async def find_agent(client: Client, text: str) -> AgentView:
     known = [agent.name or agent.id for agent in agents]
     chosen = _only(named or begin, known, text, "agent")
     return next(agent for agent in agents if agent.id == chosen)
+
+
+async def find_provision(client: Client, text: str, state: str = "") -> str:
+    """Id of the one that ``text`` names: by its id, or the beginning of one; of those in a state, else of all that are
+    not gone. One that is gone needs its whole id.
+
+    :raises NotFound: no such provision. :raises Refused: several begin like that.
+    """
+    known = [each.id for each in await client.provisions(state=state)]
+    if text in known or (text.startswith("agent_") and len(text) == WHOLE_AGENT_ID):
+        return text
+    begin = [each for each in known if each.startswith(text) or each.startswith(f"agent_{text}")]
+    return _only(begin, known, text, "provision")
 
 
 def job_of(jobs: Sequence[JobView], text: str | None, run: str) -> JobView:

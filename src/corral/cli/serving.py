@@ -59,7 +59,7 @@ async def serve_forever(options: ServerOptions) -> None:
         listener.close()
         raise
     try:
-        web = WebServer(create_app(assembly.coordinator), [listener])
+        web = WebServer(create_app(assembly.coordinator, metrics_public=config.metrics_public), [listener])
         stopping = _stop_on_signals()
         await _say_findings(assembly)
         await assembly.coordinator.start()

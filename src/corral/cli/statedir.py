@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ DATABASE = "corral.db"
 LOGS = "logs"
 SOURCES = "sources"
 WORK = "work"
+SECRETS = "secrets"
+"""What webhooks are signed with, one file each, mode 0600."""
 CACHE = "cache"
 KEY_FILE = "secrets.key"
 TOKEN_FILE = "admin.token"
@@ -57,6 +60,8 @@ class LiveServer:
     url: str
     pid: int
     token: str
+    ends_with_its_run: bool = False
+    """A `corral run` or `corral demo`, not a server."""
 
 
 def live_server(state_dir: Path) -> LiveServer | None:
@@ -65,12 +70,13 @@ def live_server(state_dir: Path) -> LiveServer | None:
         described = json.loads((state_dir / SERVER_FILE).read_text())
         token = (state_dir / TOKEN_FILE).read_text().strip()
         url, pid = str(described["url"]), int(described["pid"])
+        brief = bool(described.get("ends_with_its_run"))
         os.kill(pid, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not _holds_lock(state_dir, pid):
         return None
-    return LiveServer(url=url, pid=pid, token=token)
+    return LiveServer(url=url, pid=pid, token=token, ends_with_its_run=brief)
 
 
 def _holds_lock(state_dir: Path, pid: int) -> bool:
@@ -79,6 +85,37 @@ def _holds_lock(state_dir: Path, pid: int) -> bool:
         return int((state_dir / f"{DATABASE}.lock").read_text().strip() or 0) == pid
     except (OSError, ValueError):
         return False
+
+
+def refuse_held(state_dir: Path) -> None:
+    """For a command that needs the directory to itself, before it does anything that takes time.
+
+    :raises StoreMisconfigured: a coordinator holds it; the message says which, and what to do instead.
+    """
+    try:
+        fd = os.open(state_dir / f"{DATABASE}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
+        raise StoreMisconfigured(_held_by(state_dir, holder)) from error
+    finally:
+        os.close(fd)
+
+
+def _held_by(state_dir: Path, holder: str) -> str:
+    live = live_server(state_dir)
+    if live is not None and not live.ends_with_its_run:
+        return (
+            f"the server at {live.url} (process {holder}) holds the state directory {state_dir}: "
+            f"give it the run with `corral submit`, or run it beside with --state-dir DIR"
+        )
+    return (
+        f"another `corral run` or `corral demo` (process {holder}) holds the state directory {state_dir}: "
+        f"wait for its end, or give this one a directory of its own with --state-dir DIR"
+    )
 
 
 def set_mode(state_dir: Path, *, passable: bool) -> None:

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corral.cli.config import ServerConfig, default_config, parse_size, to_pool
+from corral.cli.config import ServerConfig, default_config, parse_size, to_caps, to_pool
 from corral.cli.failing import say
 from corral.cli.statedir import (
     CACHE,
     DATABASE,
     KEY_FILE,
     LOGS,
+    SECRETS,
     SERVER_FILE,
     SOURCES,
     TOKEN_FILE,
@@ -39,6 +40,7 @@ from corral.runtime.chance import SystemChance
 from corral.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from corral.backends.event.deliverers import Deliverers
     from corral.backends.interface import Backend
     from corral.backends.process.backend import ProcessBackend
     from corral.client import Client
@@ -106,6 +108,9 @@ async def assemble(
         backends: dict[str, Backend] = {}
         if not offline:
             backends["process"] = _process_backend(state_dir, config, identity.cluster_id, tied=tied, slots=slots)
+        ways = None if offline else deliverers(state_dir)
+        if ways is not None:
+            closers.append(ways.close)
         pools = tuple(to_pool(pool) for pool in config.pools)
         timing = config.timing
         coordinator = Coordinator(
@@ -116,6 +121,7 @@ async def assemble(
             identity=identity,
             backends=backends,
             pools=lambda: pools,
+            deliverer=ways,
             settings=CoordinatorSettings(
                 urls=urls,
                 offline=offline,
@@ -128,8 +134,14 @@ async def assemble(
                 ack_timeout=timing.dispatch_ack_timeout,
                 step_log_limit=parse_size(config.limits.step_log),
                 run_log_limit=parse_size(config.limits.run_log),
-                caps=config.caps(),
+                caps=to_caps(config),
                 keep=config.keep(),
+                directories={
+                    "state": state_dir,
+                    "logs": state_dir / LOGS,
+                    "work": Path(config.work_dir) if config.work_dir else state_dir / WORK,
+                },
+                changed=config.changed(),
             ),
         )
     except BaseException:
@@ -155,7 +167,21 @@ def _process_backend(
     )
 
 
-async def publish(assembly: Assembly, url: str) -> str:
+def deliverers(state_dir: Path) -> Deliverers:
+    """How events reach webhooks and programs; what starts workflow runs is set once there is a coordinator. Serves one
+    event loop."""
+    from corral.backends.event.deliverers import Deliverers
+    from corral.backends.event.execute import ExecDeliverer
+    from corral.backends.event.secretfile import SecretStore
+    from corral.backends.event.webhook import WebhookDeliverer
+
+    return Deliverers(
+        webhooks=WebhookDeliverer(SecretStore(state_dir / SECRETS, os.environ), SystemClock()),
+        programs=ExecDeliverer(state_dir, os.environ),
+    )
+
+
+async def publish(assembly: Assembly, url: str, *, ends_with_its_run: bool = False) -> str:
     """Where this coordinator listens, for commands on the same state directory; the token they use."""
     token_file = assembly.state_dir / TOKEN_FILE
     token = ""
@@ -173,7 +199,8 @@ async def publish(assembly: Assembly, url: str) -> str:
         if sys.stderr.isatty():
             print(f"admin token (also in {token_file}): {token}", file=sys.stderr)  # noqa: T201
     server_file = assembly.state_dir / SERVER_FILE
-    write_private(server_file, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    described = {"url": url, "pid": os.getpid(), "ends_with_its_run": ends_with_its_run}
+    write_private(server_file, json.dumps(described) + "\n")
     assembly.closers.append(lambda: server_file.unlink(missing_ok=True))
     return token
 
@@ -302,7 +329,7 @@ async def all_in_one(
         await assembly.coordinator.host.settle_vanished()
         await web.start()
         await assembly.coordinator.start()
-        token = await publish(assembly, url)
+        token = await publish(assembly, url, ends_with_its_run=True)
         async with Client(url, token) as client:
             whole = AllInOne(client=client, url=url, state_dir=directory, assembly=assembly, web=web)
             on_ready(url)

@@ -18,7 +18,9 @@ import msgspec
 from corral.client.events import Event, NotEvents, events
 from corral.client.problems import NotCorral, Unreachable, error_from, error_of
 from corral.model.errors import CorralError, NotFound, PermanentError, TemporaryError
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.spec import SourceRef
 from corral.model.views import (
     AgentView,
@@ -26,6 +28,7 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     LogEvent,
@@ -34,6 +37,7 @@ from corral.model.views import (
     Page,
     PoolView,
     Problem,
+    ProvisionView,
     RegisterWorkflows,
     Rerun,
     RotateToken,
@@ -108,6 +112,10 @@ class Client:
     async def server(self) -> ServerView:
         return await self._get("server", ServerView)
 
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        """Everything an operator would look at. ``only``: a check, the beginning of its name, or a group."""
+        return await self._get("/diagnose", DiagnoseView, {"only": only} if only else None)
+
     async def agents(self) -> tuple[AgentView, ...]:
         return await self._get("agents", tuple[AgentView, ...])
 
@@ -122,6 +130,38 @@ class Client:
 
     async def rotate_token(self, token_id: TokenId, how: RotateToken | None = None) -> CreatedToken:
         return await self._send("POST", f"tokens/{_part(token_id)}/rotate", CreatedToken, how or RotateToken())
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        asked = {"state": state, "pool": pool}
+        wanted = {name: value for name, value in asked.items() if value}
+        return await self._get("provisions", tuple[ProvisionView, ...], wanted)
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._get(f"provisions/{_part(agent_id)}", ProvisionView)
+
+    async def retry_provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._send("POST", f"provisions/{_part(agent_id)}/retry", ProvisionView)
+
+    async def forget_provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._send("POST", f"provisions/{_part(agent_id)}/forget", ProvisionView)
+
+    async def ledger(self) -> LedgerView:
+        return await self._send("GET", "provisioner/ledger", LedgerView)
+
+    async def inventory_now(self) -> LedgerView:
+        return await self._send("POST", "provisioner/inventory", LedgerView)
+
+    async def approve_strays(self) -> EpochView:
+        return await self._send("POST", "provisioner/approve-strays", EpochView)
+
+    async def raise_epoch(self) -> EpochView:
+        return await self._send("POST", "cluster/raise-epoch", EpochView)
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        return await self._send("POST", f"provisions/{_part(agent_id)}/report", ReportView, said)
+
+    async def send_listing(self, listing: Listing) -> LedgerView:
+        return await self._send("POST", "provisioner/listing", LedgerView, listing)
 
     async def cordon_agent(self, agent_id: AgentId) -> AgentView:
         return await self._send("POST", f"agents/{_part(agent_id)}/cordon", AgentView)

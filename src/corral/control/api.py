@@ -12,18 +12,22 @@ from enum import StrEnum
 from typing import Protocol
 
 from corral.control.link import Link
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, JobId, RunId, SourceHash, TokenId
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.views import (
     AgentView,
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
     RegisterWorkflows,
     Rerun,
     RotateToken,
@@ -36,11 +40,20 @@ from corral.model.views import (
 
 
 class Role(StrEnum):
-    """Each includes the ones before it."""
+    """Viewer, operator and admin each include the ones before; a provisioner may say what became of instances, and
+    nothing else, which an admin may too."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
+    PROVISIONER = "provisioner"
+
+    def opens(self, needed: Role) -> bool:
+        """Whether whoever has this role may do what ``needed`` may."""
+        if Role.PROVISIONER in (self, needed):
+            return self in (needed, Role.ADMIN)
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(needed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +109,17 @@ class Api(Protocol):
     async def server(self) -> ServerView: ...
     async def health(self) -> tuple[ServiceHealth, ...]:
         """Ready when all are healthy: database writable, loops making progress."""
+        ...
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        """Everything an operator would look at. ``only``: a check, or the beginning of its name. Bounded to seconds.
+
+        :raises NotFound: no check has such a name.
+        """
+        ...
+
+    async def metrics(self) -> bytes:
+        """Text for Prometheus."""
         ...
 
     # --- runs and jobs ---
@@ -197,6 +221,42 @@ class Api(Protocol):
         ...
 
     async def pools(self) -> tuple[PoolView, ...]: ...
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        """The records of instances, newest first; without a state those that are not gone."""
+        ...
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        """With its story and its events. :raises NotFound: no such provision."""
+        ...
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        """Try again to end an abandoned one. :raises Refused: it is not abandoned."""
+        ...
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        """Somebody looked: an abandoned one does not exist. :raises Refused: it is not abandoned."""
+        ...
+
+    # --- provisioners ---
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        """:raises NotFound: no provision of a provisioner's."""
+        ...
+
+    async def take_listing(self, listing: Listing) -> LedgerView:
+        """:raises NotFound: it answers no request of this coordinator's."""
+        ...
+
+    async def ledger(self) -> LedgerView:
+        """What is abandoned, stray or missing, what it costs, and what needs somebody."""
+        ...
+
+    async def inventory_now(self) -> LedgerView:
+        """Every provisioner is asked for its instances at once; the answer is what is known before that."""
+        ...
+
+    async def approve_strays(self, *, by: str = "") -> EpochView: ...
+    async def raise_epoch(self, *, by: str = "") -> EpochView: ...
     async def serve_agent(self, link: Link) -> None:
         """Own one agent's connection until it ends."""
         ...

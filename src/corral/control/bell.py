@@ -55,9 +55,16 @@ SCALE = "scale"
 """Demand or supply changed."""
 HOST = "host"
 """A provision of this host has to be created or destroyed."""
+OUTBOX = "outbox"
+"""An event for a provisioner was committed, or a report came."""
 STOPS = "stops"
 """A job on an agent has to be told to stop."""
 
 
 def run_topic(run_id: str) -> str:
     return f"run:{run_id}"
+
+
+def ended_topic(result: str) -> str:
+    """Rung once for each job that ended so; whoever counts listens, nobody decides upon it."""
+    return f"ended:{result}"

@@ -6,21 +6,43 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection
 
 from corral import __version__
+from corral.backends.event.interface import Deliverer
 from corral.backends.interface import Backend
-from corral.control import bell, credentials, holding, logs, queries, registry, runs, settle
+from corral.control import (
+    bell,
+    credentials,
+    diagnose,
+    hearing,
+    holding,
+    inventory,
+    leaks,
+    ledger,
+    logs,
+    measures,
+    queries,
+    registry,
+    runs,
+    settle,
+)
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
+from corral.control.deliverers import ByKind
+from corral.control.diagnose import Subject
 from corral.control.dispatcher import Dispatcher
+from corral.control.failures import FailureTracker
 from corral.control.host import Host
+from corral.control.inventory import Inventories
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
 from corral.control.link import Link
+from corral.control.outbox import Outbox, OutboxSettings
 from corral.control.provisioning import WorkflowDeliverer
 from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
@@ -30,9 +52,12 @@ from corral.control.session import Services, SessionSettings
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
 from corral.control.sweeper import Sweeper, SweeperSettings
+from corral.control.telemetry import Telemetry
 from corral.model.errors import Fault, Forbidden, Invalid, NotFound, Refused, Unauthenticated
+from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
+from corral.model.leaks import EpochView, LedgerView, ReportView
 from corral.model.pools import Caps, Pool
 from corral.model.records import Agent, Job
 from corral.model.secret import Secret
@@ -43,12 +68,14 @@ from corral.model.views import (
     Clean,
     Cleaned,
     CreatedToken,
+    DiagnoseView,
     DrainAgent,
     JobView,
     NewRun,
     NewToken,
     Page,
     PoolView,
+    ProvisionView,
     RegisterWorkflows,
     Rerun,
     RotateToken,
@@ -60,8 +87,12 @@ from corral.model.views import (
 )
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
 from corral.runtime.clock import Clock, rfc3339
+from corral.runtime.logs import bind
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer, SecretUnavailable
+from corral.runtime.service import Service
 from corral.store.interface import Database, LogKey, LogStore, SourceStore
+from corral.store.measured import MeasuredDatabase
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
 from corral.store.repo import provisions as provisions_rows
@@ -95,10 +126,18 @@ class CoordinatorSettings:
     heartbeat_interval: float = 20.0
     agent_dead_after: float = 60.0
     ack_timeout: float = 10.0
+    inventory_every: float = 600.0
+    flap_grace: float = 120.0
     step_log_limit: int = STEP_LOG_LIMIT
     run_log_limit: int = RUN_LOG_LIMIT
     caps: Caps = field(default_factory=Caps)
     keep: Clean = field(default_factory=Clean)
+    directories: Mapping[str, Path] = field(default_factory=dict)
+    """Where the server keeps things, by the place's name (state, logs, work)."""
+    changed: tuple[tuple[str, str, str], ...] = ()
+    """Settings that differ from their defaults: name, value, default."""
+    certificate: Path | None = None
+    """The certificate (PEM) that the server shows, where it ends TLS itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +181,21 @@ class Coordinator:
         pools: Callable[[], tuple[Pool, ...]],
         settings: CoordinatorSettings,
         bell_: Bell | None = None,
+        deliverer: Deliverer | None = None,
     ) -> None:
         self.clock = clock
         self.bell = bell_ or Bell()
         self.identity = identity
         self.settings = settings
         self._chance = chance
-        self._db = stores.database
+        self.counters = Metrics(measures.METRICS)
+        self._db: Database = MeasuredDatabase(
+            stores.database,
+            clock,
+            on_write=lambda seconds: self.counters.observe(measures.DATABASE_WRITE, seconds),
+            on_error=lambda: self.counters.count(measures.DATABASE_ERRORS),
+        )
+        self.failures = FailureTracker()
         self._logs = stores.logs
         self._sources = stores.sources
         self._sealer = sealer
@@ -156,6 +203,8 @@ class Coordinator:
         self._pools = pools
         self._lines = LastLines()
         self._started_at = clock.now()
+        self.inventories = Inventories(clock, self._db, identity.cluster_id, flap_grace=settings.flap_grace)
+        self._began = clock.monotonic()
         self._running = False
         self.sessions = Sessions(self._session_services())
         self.dispatcher = Dispatcher(
@@ -167,6 +216,7 @@ class Coordinator:
             ack_timeout=settings.ack_timeout,
             log_limit=settings.step_log_limit,
             pools=pools,
+            metrics=self.counters,
         )
         self.scaler = Scaler(
             clock,
@@ -188,6 +238,7 @@ class Coordinator:
             host_id=identity.coordinator_id,
             cluster_id=identity.cluster_id,
             urls=settings.urls,
+            metrics=self.counters,
             pace=lambda: settings.caps.backoff,
         )
         self.sweeper = Sweeper(
@@ -198,7 +249,6 @@ class Coordinator:
             SweeperSettings(lost_after=settings.lost_after, queue_timeout=settings.queue_timeout),
             coordinator_id=identity.coordinator_id,
         )
-
         self.workflow_targets = WorkflowDeliverer(
             clock=clock,
             chance=chance,
@@ -208,6 +258,50 @@ class Coordinator:
             seal=self._seal,
             fence=self._fence,
         )
+
+        self.outbox: Outbox | None = None
+        if deliverer is not None:
+            self.outbox = Outbox(
+                clock,
+                chance,
+                self._db,
+                sealer,
+                self.bell,
+                ByKind(workflows=self.workflow_targets, others=deliverer),
+                pools,
+                Term(holder=identity.coordinator_id, epoch=identity.epoch),
+                OutboxSettings(
+                    cluster_id=identity.cluster_id, urls=settings.urls, inventory_every=settings.inventory_every
+                ),
+                inventories=self.inventories,
+                on_term_over=self._new_term,
+                pace=lambda: settings.caps.backoff,
+            )
+        self.services: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
+        if self.outbox is not None:
+            self.services += (self.outbox,)
+        self._telemetry = Telemetry(
+            self.counters,
+            clock,
+            epoch=identity.epoch,
+            directories=settings.directories,
+            pools=pools,
+            caps=lambda: settings.caps,
+            failures=self.failures,
+        )
+        self._telemetry.watch(self.services, self.bell)
+
+    async def _new_term(self) -> None:
+        """Our term was ended from outside (`corral cluster raise-epoch`): the file lock is still ours, so the next is
+        too."""
+        own = self.identity.coordinator_id
+        epoch = await self._db.write(lambda c: installation.take_lease(c, LEASE, own))
+        log.warning("a new term: epoch %d.%d", *epoch)
+        self.identity = replace(self.identity, epoch=epoch)
+        term = Term(holder=own, epoch=epoch)
+        self.scaler.begin_term(term)
+        if self.outbox is not None:
+            self.outbox.begin_term(term)
 
     def _fence(self, connection: Connection) -> None:
         """:raises Conflict: our term as leader is over."""
@@ -229,12 +323,14 @@ class Coordinator:
                 lost_after=settings.lost_after,
                 stranded_after=settings.stranded_after,
             ),
+            on_hello=self.inventories.named,
             on_answer=lambda session, message: self.dispatcher.on_answer(session, message),
             on_bound=lambda agent_id: self.host.forget_claim(agent_id),
             secrets=self.secrets_of,
             pool_offer=self._pool_offer,
             lines=self._lines,
             quota=RunQuota(self._db, self._logs, settings.run_log_limit),
+            metrics=self.counters,
         )
 
     def _pool_offer(self, name: str) -> tuple[Labels, bool]:
@@ -248,8 +344,11 @@ class Coordinator:
         if self._running or self.settings.offline:
             return
         self._running = True
+        # Every loop begins below here, and inherits it.
+        bind(coordinator=self.identity.coordinator_id)
         await self._recover()
-        for service in (self.sweeper, self.dispatcher, self.host, self.scaler):
+        await self._telemetry.follow_failures(self._db, counted=False)
+        for service in self.services:
             await service.start()
 
     async def _recover(self) -> None:
@@ -258,6 +357,7 @@ class Coordinator:
         wake = Wake()
 
         def write(connection: Connection) -> None:
+            inventory.strays_allowed(connection)  # the first term of all is the one that needs no approval
             agent_rows.disconnect_all(connection, own)
             for row in jobs.offered(connection):
                 settle.withdraw(connection, row, "the coordinator was restarted", wake, counts=False)
@@ -277,6 +377,8 @@ class Coordinator:
         await self.sessions.stop(grace)
         await self.sweeper.stop(grace)
         await self.host.stop(grace)
+        if self.outbox is not None:
+            await self.outbox.stop(grace)
         for backend in self._backends.values():
             await backend.close()
 
@@ -336,7 +438,7 @@ class Coordinator:
     async def health(self) -> tuple[ServiceHealth, ...]:
         found = [await self._database_health()]
         now = self.clock.monotonic()
-        for service in (self.dispatcher, self.scaler, self.host, self.sweeper):
+        for service in self.services:
             quiet = now - service.last_pass if service.last_pass is not None else None
             healthy = quiet is not None and quiet < STALLED_AFTER
             detail = (
@@ -344,6 +446,33 @@ class Coordinator:
             )
             found.append(ServiceHealth(name=service.name, healthy=healthy, detail=detail))
         return tuple(found)
+
+    async def metrics(self) -> bytes:
+        return await self._telemetry.render(self._db, self.sessions, self._reasons(), self.services)
+
+    async def diagnose(self, only: str = "") -> DiagnoseView:
+        return await diagnose.run(diagnose.checks(self._subject()), self.clock, only)
+
+    def _subject(self) -> Subject:
+        settings = self.settings
+        return Subject(
+            clock=self.clock,
+            database=self._db,
+            logs=self._logs,
+            backends=self._backends,
+            pools=self._pools(),
+            caps=settings.caps,
+            services=() if settings.offline else self.services,
+            failures=self.failures,
+            holder=self.identity.coordinator_id,
+            epoch=self.identity.epoch,
+            began=self._began,
+            started_at=self._started_at,
+            directories=settings.directories,
+            changed=settings.changed,
+            certificate=settings.certificate,
+            offline=settings.offline,
+        )
 
     async def _database_health(self) -> ServiceHealth:
         try:
@@ -561,6 +690,57 @@ class Coordinator:
     async def pools(self) -> tuple[PoolView, ...]:
         isolation = {kind: str(backend.isolation) for kind, backend in self._backends.items()}
         return await self._db.read(lambda c: queries.pool_views(c, self._pools(), self._reasons(), isolation))
+
+    async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
+        return await self._db.read(lambda c: ledger.listed(c, state=state, pool=pool))
+
+    async def provision(self, agent_id: AgentId) -> ProvisionView:
+        return await self._db.read(lambda c: ledger.shown(c, agent_id))
+
+    async def retry_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        await self._db.write(lambda c: ledger.retry(c, agent_id, by))
+        self.bell.ring(bell.SCALE, bell.HOST)
+        return await self.provision(agent_id)
+
+    async def forget_provision(self, agent_id: AgentId, *, by: str = "") -> ProvisionView:
+        await self._db.write(lambda c: ledger.forget(c, agent_id, by))
+        self.bell.ring(bell.SCALE)
+        return await self.provision(agent_id)
+
+    # --- provisioners ---
+
+    async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
+        view = await self._db.write(lambda c: hearing.report(c, agent_id, said, self.settings.caps.backoff))
+        self.bell.ring(bell.OUTBOX, bell.SCALE)
+        return view
+
+    async def take_listing(self, listing: Listing) -> LedgerView:
+        term = Term(holder=self.identity.coordinator_id, epoch=self.identity.epoch)
+        await self.inventories.listed(listing, term)
+        self.bell.ring(bell.OUTBOX, bell.SCALE)
+        return await self.ledger()
+
+    async def ledger(self) -> LedgerView:
+        unanswered = self.outbox.unanswered if self.outbox is not None else ()
+        return await self._db.read(lambda c: leaks.snapshot(c, self.inventories.ghosts, unanswered))
+
+    async def inventory_now(self) -> LedgerView:
+        if self.outbox is None:
+            raise Refused("no server runs on this state directory; only it asks provisioners")
+        self.outbox.ask_now()
+        return await self.ledger()
+
+    async def approve_strays(self, *, by: str = "") -> EpochView:
+        generation = await self._db.write(inventory.approve_strays)
+        log.warning("strays may be destroyed from now on (generation %d), says %s", generation, by or "the operator")
+        return EpochView(generation=generation)
+
+    async def raise_epoch(self, *, by: str = "") -> EpochView:
+        """The term in hand ends with it: the outbox notices, and takes a new one."""
+        generation = await self._db.write(lambda c: installation.raise_generation(c, LEASE))
+        log.warning("the epoch's generation is %d now, says %s", generation, by or "the operator")
+        self.bell.ring(bell.OUTBOX)
+        return EpochView(generation=generation)
 
     async def serve_agent(self, link: Link) -> None:
         if not self._running:

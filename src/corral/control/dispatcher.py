@@ -12,19 +12,21 @@ import msgspec
 from sqlalchemy import Connection
 
 from corral.control import bell, offers, settle
+from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.session import Secrets, Session
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, end_job, ring
 from corral.decide import dispatching
 from corral.decide.dispatching import IdleAgent, Placement, QueuedJob
-from corral.decide.matching import Wanted
+from corral.decide.matching import Size, Wanted
 from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
 from corral.model.pools import EVENT, Pool
 from corral.model.spec import STEP_LOG_LIMIT, Reason
 from corral.model.states import JobEvent
-from corral.runtime.clock import Clock
+from corral.runtime.clock import SECOND, Clock
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import SecretUnavailable
 from corral.runtime.service import Service
 from corral.store.interface import Database
@@ -51,6 +53,7 @@ class Dispatcher(Service):
         ack_timeout: float = 10.0,
         log_limit: int = STEP_LOG_LIMIT,
         pools: Callable[[], Sequence[Pool]] = tuple,
+        metrics: Metrics,
     ) -> None:
         super().__init__(clock)
         self._database = database
@@ -60,6 +63,7 @@ class Dispatcher(Service):
         self._ack_timeout = ack_timeout
         self._log_limit = log_limit
         self._pools = pools
+        self._metrics = metrics
         self.draining = False
         bell_.listen(bell.QUEUE, self.wake)
 
@@ -73,7 +77,7 @@ class Dispatcher(Service):
         if not idle:
             return
         placements = dispatching.plan(seen.queued, idle, seen.now, seen.room)
-        results = await asyncio.gather(*(self._offer(each) for each in placements), return_exceptions=True)
+        results = await asyncio.gather(*(self._offer(each, seen.now) for each in placements), return_exceptions=True)
         for error in results:
             # One offer that cannot be made says nothing about the others.
             if isinstance(error, BaseException):
@@ -85,7 +89,7 @@ class Dispatcher(Service):
         tell_withdrawn(self._sessions, wake)
         ring(self._bell, wake)
 
-    async def _offer(self, placement: Placement) -> None:
+    async def _offer(self, placement: Placement, now_: int) -> None:
         session = self._sessions.get(placement.agent_id)
         if session is None or not session.idle:
             return
@@ -112,6 +116,9 @@ class Dispatcher(Service):
             session.vacate(placement.job_id, 0)
             return
         session.place(placement.job_id, made.order.attempt, made.run_id)
+        session.offered_at = self.clock.monotonic()
+        if made.queued_at is not None:
+            self._metrics.observe(m.JOB_WAIT, max(0, now_ - made.queued_at) / SECOND)
         await self._send(session, made)
 
     async def _send(self, session: Session, made: offers.Made) -> None:
@@ -161,6 +168,7 @@ class Dispatcher(Service):
             taken = await self._database.write(lambda c: offers.accept(c, agent_id, job_id, attempt, wake))
         except Conflict:
             taken = None
+        self._metrics.count(m.OFFERS, answer="late" if taken is None else "accepted")
         if taken is None:
             session.send(Withdraw(job_id=job_id, attempt=attempt))
             session.vacate(job_id, attempt)
@@ -171,6 +179,7 @@ class Dispatcher(Service):
         except SecretUnavailable as error:
             await self._without_secrets(session, job_id, attempt, error)
             return
+        self._metrics.observe(m.DISPATCH, self.clock.monotonic() - session.offered_at)
         session.send(Start(job_id=job_id, attempt=attempt, secrets=secrets))
         ring(self._bell, wake)
 
@@ -185,6 +194,7 @@ class Dispatcher(Service):
     async def _declined(self, session: Session, message: Decline) -> None:
         agent_id, job_id, attempt = session.agent_id, JobId(message.job_id), message.attempt
         assert agent_id is not None
+        self._metrics.count(m.OFFERS, answer="declined")
         leaving = message.reason is DeclineReason.DRAINING
         reason = message.detail or message.reason
         wake = Wake()
@@ -206,6 +216,7 @@ def _idle_agent(session: Session, events: frozenset[str]) -> IdleAgent:
         bound=session.bound,
         idle_since=session.idle_since,
         pool=session.pool,
+        size=session.size,
         by_event=session.pool in events,
     )
 
@@ -238,6 +249,7 @@ def _queue(connection: Connection, idle: Sequence[IdleAgent]) -> list[QueuedJob]
             id=head.id,
             wanted=Wanted(labels=head.labels, excludes=head.excludes),
             avoid=avoid.get(head.id),
+            size=Size(cpu=head.cpu, memory=head.memory),
             provisioning=head.provisioning,
         )
         for head in heads

@@ -10,22 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from corral.backends.interface import Backend, Ending, InstanceSpec
 from corral.control import bell, settle
+from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.scaler import note_failure
 from corral.control.sessions import Sessions
 from corral.control.settle import SECOND, Wake, ring
 from corral.model.errors import CorralError
+from corral.model.failures import backend_kind
 from corral.model.ids import AgentId, ClusterId
 from corral.model.pools import Backoff, Pool
 from corral.model.records import Provision
 from corral.model.spec import Reason
 from corral.model.states import ATTEMPT, ProvisionEvent, ProvisionState
 from corral.runtime.clock import Clock
+from corral.runtime.logs import about
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
@@ -36,6 +41,8 @@ from corral.store.repo.rows import NOW
 
 log = logging.getLogger(__name__)
 
+N = TypeVar("N", int, float)
+
 CONCURRENT_CREATES = 8
 CONCURRENT_DESTROYS = 16
 DESTROY_DEADLINE = 60.0
@@ -43,12 +50,18 @@ DESTROY_DEADLINE = 60.0
 LIST_EVERY = 10.0
 """Seconds between looks at the instances there are: one may have ended without the news of it arriving (lost, or while
 the database was away), or appeared after it was given up."""
+ABSENT_AFTER = 75.0
+"""Seconds between the first and the last complete listing that lack an instance which was there once, with no session
+of its agent meanwhile, after which it counts as ended. Longer than a living agent's longest pause between two rounds of
+dialling (60 s and a connect timeout): whoever merely removed its directory must not get its job started twice."""
 LAST_WORDS = 0.8
 """Seconds that an ended agent's session gets to read what was still on the line, so that a job which ended is not
 taken for lost; together with the settling it stays within a second."""
 RELEASE_BACKOFF_BASE = 1.0
 RELEASE_BACKOFF_MAX = 60.0
 RELEASE_ATTEMPTS_MAX = 20
+WANTED = (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
+VANISHED = "its instance does not exist any more"
 
 
 class Host(Service):
@@ -68,6 +81,7 @@ class Host(Service):
         host_id: str,
         cluster_id: ClusterId,
         urls: tuple[str, ...],
+        metrics: Metrics,
         pace: Callable[[], Backoff] = Backoff,
     ) -> None:
         super().__init__(clock)
@@ -80,10 +94,13 @@ class Host(Service):
         self._host_id = host_id
         self._cluster_id = cluster_id
         self._urls = urls
+        self._metrics = metrics
         self._pace = pace
         self._busy: dict[AgentId, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._listed = -LIST_EVERY
+        self._absent: dict[AgentId, float] = {}
+        """When a complete listing first lacked an instance that was there once."""
         self._creates = asyncio.Semaphore(CONCURRENT_CREATES)
         self._destroys = asyncio.Semaphore(CONCURRENT_DESTROYS)
         bell_.listen(bell.HOST, self.wake)
@@ -119,17 +136,34 @@ class Host(Service):
             await self._database.write(lambda c: _reappeared(c, gone))
             self.wake()
         await asyncio.gather(*(self._ended(Ending(agent_id=i, detail=there[i].detail)) for i in news))
+        if backend.local:
+            await self._settle_absent(backend, frozenset(there))
+
+    async def _settle_absent(self, backend: Backend, there: frozenset[AgentId]) -> None:
+        """An instance that was there and is in no list any more, nor heard of, has ended: its host was restarted, or
+        its directory removed. Of what never was there (a create under way, or its answer lost) this says nothing."""
+        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, WANTED))
+        moment = self.clock.monotonic()
+        for row in rows:
+            if row.backend != backend.kind or row.ended_at is not None:
+                continue
+            if not _existed(row) or row.agent_id in there | self._busy.keys() or self._sessions.get(row.agent_id):
+                self._absent.pop(row.agent_id, None)
+            elif moment - self._absent.setdefault(row.agent_id, moment) >= ABSENT_AFTER:
+                del self._absent[row.agent_id]
+                log.warning("provision %s: %s", row.agent_id, VANISHED)
+                await self._ended(Ending(agent_id=row.agent_id, detail=VANISHED), blamed=False)
 
     async def settle_vanished(self) -> None:
         """For instances tied to a process before this one, which took its instances and all traces of them along:
         what was made then and does not exist now has ended. Called before the first pass."""
-        states = (ProvisionState.REQUESTED, ProvisionState.ACTIVE)
-        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, states))
+        rows = await self._database.read(lambda c: provisions_rows.of_host(c, self._host_id, WANTED))
         for kind, backend in self._backends.items():
             there = {one.agent_id for one in await backend.list()}
             for row in rows:
-                if row.backend == kind and row.created_at is not None and row.agent_id not in there:
-                    await self._ended(Ending(agent_id=row.agent_id, detail="the process it was tied to was killed"))
+                if row.backend == kind and _existed(row) and row.agent_id not in there:
+                    ending = Ending(agent_id=row.agent_id, detail="the process it was tied to was killed")
+                    await self._ended(ending, blamed=False)
 
     async def run_once(self) -> None:
         if self.clock.monotonic() - self._listed >= LIST_EVERY:
@@ -146,7 +180,8 @@ class Host(Service):
 
     def _begin(self, row: Provision, work: object) -> None:
         assert asyncio.iscoroutine(work)
-        task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
+        with about(provision=row.agent_id, pool=row.pool):
+            task: asyncio.Task[None] = asyncio.create_task(work, name=f"host-{row.agent_id}")
         self._busy[row.agent_id] = task
         task.add_done_callback(lambda done: self._done(row.agent_id, done))
 
@@ -195,6 +230,7 @@ class Host(Service):
             sealed = await self._database.write(lambda c: _begin_create(c, row, pool))
             if sealed is None:
                 return
+            began = self.clock.monotonic()
             try:
                 spec = self._spec(row, pool, sealed)
                 created = await backend.create(spec, pool.spawn_timeout)
@@ -202,6 +238,9 @@ class Host(Service):
                 log.warning("provision %s in pool %s: %s", row.agent_id, row.pool, error)
                 await self._failed(row, error.message)
                 return
+            kind = backend_kind(row.backend)
+            self._metrics.observe(m.CREATE_SECONDS, self.clock.monotonic() - began, backend=kind)
+            self._metrics.count(m.CREATES, pool=row.pool, outcome="succeeded")
             await self._database.write(lambda c: _record_created(c, row.agent_id, created.provider_id))
 
     def _spec(self, row: Provision, pool: Pool, sealed: bytes) -> InstanceSpec:
@@ -212,13 +251,14 @@ class Host(Service):
             labels=row.labels,
             claim_code=self._sealer.open(sealed, row.agent_id),
             coordinator_urls=self._urls,
-            cpu_limit=row.cpu,
-            memory_limit=row.memory,
+            cpu_limit=enforced(row.cpu, pool.cpu, pool.cpu_limit),
+            memory_limit=enforced(row.memory, pool.memory, pool.memory_limit),
             user=pool.user,
             inherit_env=pool.inherit_env,
         )
 
     async def _failed(self, row: Provision, error: str) -> None:
+        self._metrics.count(m.CREATES, pool=row.pool, outcome="failed")
         await self._database.write(lambda c: _record_failed(c, row.agent_id, error, self._pace()))
         self._bell.ring(bell.SCALE)
 
@@ -236,8 +276,10 @@ class Host(Service):
             except CorralError as error:
                 log.warning("provision %s cannot be destroyed yet: %s", row.agent_id, error)
                 message = error.message
+                self._metrics.count(m.DESTROYS, pool=row.pool, outcome="failed")
                 await self._database.write(lambda c: _record_refusal(c, row.agent_id, message))
                 return
+            self._metrics.count(m.DESTROYS, pool=row.pool, outcome="succeeded")
             await self._database.write(lambda c: _record_gone(c, row.agent_id))
             log.info("provision %s: gone", row.agent_id)
 
@@ -266,13 +308,25 @@ class Host(Service):
             log.warning("instance %s ended and it could not be recorded: %s", ending.agent_id, error)
             self._listed = -LIST_EVERY
 
-    async def _ended(self, ending: Ending) -> None:
-        """The instance is gone: its job is settled at once, after the last words on its line."""
+    async def _ended(self, ending: Ending, *, blamed: bool = True) -> None:
+        """The instance is gone: its job is settled at once, after the last words on its line. ``blamed``: that it
+        ended before its agent registered is its pool's failure; not so when somebody took it along."""
         await self._sessions.ended(ending.agent_id, LAST_WORDS)
         wake = Wake()
-        await self._database.write(lambda c: _settle_ending(c, ending, wake, self._pace()))
+        await self._database.write(lambda c: _settle_ending(c, ending, wake, self._pace(), blamed=blamed))
         ring(self._bell, wake)
         self._bell.ring(bell.SCALE, bell.QUEUE)
+
+
+def enforced(asked: N | None, usual: N | None, limit: N | None) -> N | None:
+    """What the kernel holds the instance to: the pool's limit for one of the pool's own size, what a job asked for
+    where it asked for another; one that is given stands for the other."""
+    return limit if asked == usual and limit is not None else asked
+
+
+def _existed(row: Provision) -> bool:
+    """The backend's answer was recorded, or its agent registered."""
+    return row.created_at is not None or row.state is ProvisionState.ACTIVE
 
 
 def _begin_create(connection: Connection, row: Provision, pool: Pool) -> bytes | None:
@@ -329,9 +383,9 @@ def _record_refusal(connection: Connection, agent_id: AgentId, error: str) -> No
     )
 
 
-def _settle_ending(connection: Connection, ending: Ending, wake: Wake, pace: Backoff) -> None:
+def _settle_ending(connection: Connection, ending: Ending, wake: Wake, pace: Backoff, *, blamed: bool) -> None:
     provision = provisions_rows.get(connection, ending.agent_id)
-    never_registered = provision is not None and provision.state is ProvisionState.REQUESTED
+    never_registered = blamed and provision is not None and provision.state is ProvisionState.REQUESTED
     if provisions_rows.note_ended(connection, ending.agent_id, ending.detail) and never_registered:
         assert provision is not None
         note_failure(connection, provision, f"the agent ended before it registered: {ending.detail}", pace)

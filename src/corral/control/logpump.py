@@ -44,12 +44,20 @@ class _Chunk:
 
 
 class LogPump:
-    """One per session. ``acknowledge`` is called with each :class:`LogAck` to send."""
+    """One per session. ``acknowledge`` is called with each :class:`LogAck` to send, ``stored`` with how many
+    bytes became durable."""
 
-    def __init__(self, logs: LogStore, clock: Clock, acknowledge: Callable[[LogAck], None]) -> None:
+    def __init__(
+        self,
+        logs: LogStore,
+        clock: Clock,
+        acknowledge: Callable[[LogAck], None],
+        stored: Callable[[int], None] = lambda size: None,
+    ) -> None:
         self._logs = logs
         self._clock = clock
         self._acknowledge = acknowledge
+        self._stored = stored
         self._queue: deque[_Chunk] = deque()
         self._pending = 0
         self._work = asyncio.Event()
@@ -151,6 +159,7 @@ class LogPump:
         while True:
             try:
                 stored = await self._logs.append(chunk.key, chunk.offset, chunk.data, chunk.time)
+                self._stored(len(chunk.data))
                 break
             except Refused:
                 # Final already, or a gap the agent will close from its spool: say how far we are.

@@ -36,6 +36,8 @@ class Made:
     agent_id: AgentId
     run_id: RunId
     order: JobOrder
+    queued_at: int | None = None
+    """When the job became ready, microseconds of the database."""
 
 
 def make(
@@ -66,7 +68,7 @@ def make(
         boot_id=boot_id,
         deadline=int(ack_timeout * SECOND),
     )
-    return Made(agent_id=placement.agent_id, run_id=job.run_id, order=order)
+    return Made(agent_id=placement.agent_id, run_id=job.run_id, order=order, queued_at=job.queued_at)
 
 
 def order_of(connection: Connection, job: Job) -> JobOrder:

@@ -255,14 +255,14 @@ def _story(connection: Connection, job: Job) -> list[str]:
     sentences = [f"{rfc3339(job.created_at)} created with run {job.run_id}"]
     dated: list[tuple[int, str]] = []
     for provision in provisions_rows.of_job(connection, job.id):
-        dated += _provision_story(provision)
+        dated += provision_story(provision)
     for attempt in jobs.attempts_of(connection, job.id):
         dated += _attempt_story(attempt)
     sentences += [f"{rfc3339(moment)} {text}" for moment, text in sorted(dated, key=lambda entry: entry[0])]
     return sentences
 
 
-def _provision_story(row: Provision) -> list[tuple[int, str]]:
+def provision_story(row: Provision) -> list[tuple[int, str]]:
     story = [(row.requested_at, f"instance {row.agent_id} was asked for in pool {row.pool} ({row.backend})")]
     if row.adopted_at is not None:
         story.append((row.adopted_at, f"its agent {row.agent_id} registered"))
@@ -422,7 +422,9 @@ def pool_views(
         routed = [
             h for h in heads if (fit := route(Wanted(labels=h.labels, excludes=h.excludes), pools)) and fit[0] == pool
         ]
-        waiting = next((u.detail for h in routed if (u := reasons.unplaced.get(h.id)) is not None), "")
+        waiting = next(
+            (u.detail for h in routed if (u := reasons.unplaced.get(h.id)) is not None), _cold(pool, reasons)
+        )
         views.append(
             PoolView(
                 name=pool.name,
@@ -441,6 +443,12 @@ def pool_views(
             )
         )
     return tuple(views)
+
+
+def _cold(pool: Pool, reasons: Reasons) -> str:
+    """Why it is not as warm as it should be."""
+    short = next((each for each in reasons.short if each.pool == pool.name), None)
+    return f"{short.missing} warm agents are missing: {short.detail}" if short is not None else ""
 
 
 def _busy(agent: Agent | None) -> bool:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from corral.control import settle
 from corral.control.holding import STATIC, drain_message
 from corral.control.settle import Wake
+from corral.decide.matching import UNSIZED, Size
 from corral.decide.scaling import ReleaseReason
 from corral.model.errors import Conflict
 from corral.model.ids import AgentId, JobId, RunId, TokenId
@@ -66,6 +67,7 @@ class Registered:
     pool: str
     single_use: bool
     bound: JobId | None
+    size: Size
     releasing: bool
     cordoned: bool
     held: bool
@@ -129,7 +131,7 @@ def _verify(connection: Connection, hello: Hello, agent: Agent, provision: Provi
     if hello.protocol != PROTOCOL:
         return None
     if not claims_rows.redeem(connection, digest=claim, agent_id=agent.id, key_digest=digest(hello.key)):
-        return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
+        return _used()
     return None
 
 
@@ -162,14 +164,27 @@ def lose_job(connection: Connection, agent: Agent, detail: str, wake: Wake) -> N
 
 
 def _ended_claim(connection: Connection, provision: Provision, *, spent: bool) -> Turned:
-    ended = provision.released_at or provision.adopted_at or provision.requested_at
-    if now(connection) - ended > CLAIM_MEMORY:
-        return _unknown()
+    """The code is right and its time is over: its redeemer is told how, for an hour after the provision left
+    ``requested``. Who has the code of an instance that was accounted as gone shows that it exists."""
+    ended = provision.adopted_at or provision.released_at or provision.gone_at or provision.requested_at
     if provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
         agents.knock(connection, provision.agent_id)
+        _reappeared(connection, provision)
+    if now(connection) - ended > CLAIM_MEMORY:
+        return _unknown()
     if spent:
-        return Turned(code=RefusedCode.USED, message="this claim was already used by another agent process")
-    return Turned(code=RefusedCode.EXPIRED, message="this claim has expired: its instance is not wanted any more")
+        return _used()
+    message = "this claim has expired: its instance is not wanted any more"
+    return Turned(code=RefusedCode.EXPIRED, message=message, verified=True)
+
+
+def _used() -> Turned:
+    message = "this claim was already used by another agent process"
+    return Turned(code=RefusedCode.USED, message=message, verified=True)
+
+
+def _reappeared(connection: Connection, provision: Provision) -> None:
+    provisions_rows.advance(connection, provision, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
 
 
 def _gone(connection: Connection, agent: Agent, provision: Provision | None) -> Turned | None:
@@ -178,7 +193,7 @@ def _gone(connection: Connection, agent: Agent, provision: Provision | None) -> 
         code=RefusedCode.GONE, message="this instance is not wanted any more and is being destroyed", verified=True
     )
     if provision is not None and provision.state in (ProvisionState.GONE, ProvisionState.ABANDONED):
-        provisions_rows.advance(connection, provision, ProvisionEvent.REAPPEARED, gone_at=None, release_attempts=0)
+        _reappeared(connection, provision)
         return unwanted
     if agent.state is AgentState.ENDED:
         revoked = Turned(code=RefusedCode.REVOKED, message="this agent's credential was revoked", verified=True)
@@ -231,6 +246,7 @@ def _welcome(
         pool=agent.pool,
         single_use=agent.kind == "provisioned",
         bound=provision.job_id if provision else None,
+        size=Size(cpu=provision.cpu, memory=provision.memory) if provision else UNSIZED,
         releasing=releasing,
         cordoned=after.cordon_reason is not None,
         held=after.hold is not None,

@@ -7,11 +7,14 @@ from corral.model.ids import RunId, SourceHash
 from corral.model.views import Clean, Cleaned
 from corral.store.interface import Database, LogStore, SourceStore
 from corral.store.repo import runs, workflows
+from corral.store.repo.installation import now
 
 BATCH = 100
 """Runs deleted in one transaction: long deletes would hold up the writer."""
 
 
+AWAITS_ITS_RUN = 3600 * 1_000_000
+"""Microseconds for which an archive that no run names is kept: it is uploaded before its run is created."""
 PROVISIONING_KEPT = 200
 """Ended runs that worked for provisioners: enough to look for what went wrong an hour ago in a busy pool, and they take
 no place from users' runs."""
@@ -37,7 +40,8 @@ async def clean(database: Database, logs: LogStore, sources: SourceStore, how: C
         for run_id in batch:
             freed += await logs.delete_run(run_id)
     freed += await _orphaned_logs(database, logs, usage)
-    freed += await _unused_sources(database, sources)
+    removed = {source for run_id, source in users + own if run_id in set(doomed)}
+    freed += await _unused_sources(database, sources, removed)
     return Cleaned(runs=len(doomed), bytes=freed)
 
 
@@ -74,13 +78,17 @@ async def _orphaned_logs(database: Database, logs: LogStore, usage: dict[RunId, 
     return freed
 
 
-async def _unused_sources(database: Database, sources: SourceStore) -> int:
-    """Listed first, read after: an archive uploaded in between is not in the list."""
+async def _unused_sources(database: Database, sources: SourceStore, removed: set[str | None]) -> int:
+    """Listed first, read after: an archive uploaded in between is not in the list. ``removed``: those whose runs were
+    just removed; any other may still wait for its run."""
     listed = await sources.list()
-    used = await database.read(lambda c: runs.sources_in_use(c) | workflows.sources(c))
+    used, moment = await database.read(lambda c: (runs.sources_in_use(c) | workflows.sources(c), now(c)))
     freed = 0
     for hash, size in listed.items():
-        if hash not in used:
+        if hash in used:
+            continue
+        stored_at = await sources.stored_at(hash)
+        if hash in removed or (stored_at is not None and moment - stored_at >= AWAITS_ITS_RUN):
             await sources.delete(hash)
             freed += size
     return freed

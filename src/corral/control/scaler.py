@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from corral.control import admission, bell
+from corral.control import admission, bell, failures
 from corral.control.admission import DELIVERY_DEADLINE, LEASE, Request, Term
 from corral.control.bell import Bell
 from corral.control.settle import Wake, end_job, ring
@@ -44,7 +44,7 @@ from corral.runtime.clock import Clock, rfc3339
 from corral.runtime.sealing import Sealer
 from corral.runtime.service import Service
 from corral.store.interface import Database
-from corral.store.repo import agents, deliveries, jobs, runs
+from corral.store.repo import agents, deliveries, jobs
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import fence, now
@@ -123,12 +123,21 @@ class Scaler(Service):
         self.draining = False
         bell_.listen(bell.SCALE, self.wake)
 
+    def begin_term(self, term: Term) -> None:
+        """What it writes is fenced with this one from now on."""
+        self._term = term
+
     async def run_once(self) -> None:
         pools, caps = self._settings.pools(), self._settings.caps()
         world = await self._database.read(lambda c: look(c, pools, caps))
         plan = scaling.plan(world.demand, world.supply, pools, caps, world.health, world.now, world.tokens)
-        coming = frozenset(plan.covered) | {each.job_id for each in plan.creations if each.job_id is not None}
-        self.reasons = Reasons(unplaced={item.job_id: item for item in plan.unplaced}, covered=coming, short=plan.short)
+        made = [each.job_id for each in plan.creations if each.job_id is not None]
+        stopped = {job_id: _stopping(job_id) for job_id in made} if self.draining else {}
+        self.reasons = Reasons(
+            unplaced={item.job_id: item for item in plan.unplaced} | stopped,
+            covered=frozenset(plan.covered) | (frozenset(made) - stopped.keys()),
+            short=plan.short,
+        )
         await self._commit(plan, world, pools, caps)
         await self._give_up(plan, world)
 
@@ -207,6 +216,11 @@ class Scaler(Service):
         return since is not None and world.now - since >= self._settings.unroutable_after * 1_000_000
 
 
+def _stopping(job_id: JobId) -> Unplaced:
+    detail = "this coordinator is stopping and makes no new instances"
+    return Unplaced(job_id=job_id, reason=NotDone.DRAINING, detail=detail)
+
+
 # --- reading -----------------------------------------------------------------------------------------------
 
 
@@ -218,7 +232,6 @@ def look(connection: Connection, pools: tuple[Pool, ...], caps: Caps) -> World:
     heads = jobs.queued_heads(connection, DEMAND_LIMIT, bound)
     rows = {row.id: row for row in agents.live(connection)}
     live = jobs.unended(connection, bound)
-    provisioning = runs.provisioning(connection)
     by_pool = {pool.name: pool for pool in pools}
     moment = now(connection)
     return World(
@@ -230,7 +243,7 @@ def look(connection: Connection, pools: tuple[Pool, ...], caps: Caps) -> World:
                 creates=head.creates,
                 cpu=head.cpu,
                 memory=head.memory,
-                provisioning=head.run_id in provisioning,
+                provisioning=head.provisioning,
             )
             for head in heads
         ),
@@ -287,6 +300,8 @@ def _supply(
         failed=row.failed_at is not None,
         ended=row.ended_at is not None,
         lost=agent is not None and agent.cordon_reason == ReleaseReason.LOST and not _late(agent, moment),
+        requested_at=row.requested_at,
+        unsent=unbegun(row),
         event=row.backend == EVENT,
         provisioning=row.provisioning,
         cpu=row.cpu,
@@ -294,6 +309,12 @@ def _supply(
         cost=row.cost_per_hour,
         machine=row.machine,
     )
+
+
+def unbegun(row: Provision) -> bool:
+    """As far as its row knows, nobody began to make it."""
+    seen = (row.sent_at, row.created_at, row.failed_at, row.ended_at)
+    return row.state is ProvisionState.REQUESTED and all(moment is None for moment in seen)
 
 
 def _deadline(row: Provision) -> int | None:
@@ -346,9 +367,7 @@ def let_go(connection: Connection, term: Term, release: Release, provision: Prov
 
 def _never_begun(connection: Connection, provision: Provision) -> bool:
     """Nothing outside was asked for it: there is nothing to end. The row's version decides against who begins now."""
-    if provision.state is not ProvisionState.REQUESTED or provision.sent_at is not None:
-        return False
-    if provision.created_at is not None or provision.failed_at is not None or provision.ended_at is not None:
+    if not unbegun(provision):
         return False
     return provision.backend != EVENT or deliveries.unsent(connection, provision.agent_id)
 
@@ -391,6 +410,7 @@ def take_back(connection: Connection, term: Term, agent_id: AgentId) -> None:
 def note_failure(connection: Connection, provision: Provision, error: str, pace: Backoff) -> None:
     """A failure of its pool: the next creation waits, longer with each in a row. Several that were under way together
     are one failure: only what was asked for after the pause began makes it longer."""
+    failures.note(connection, provision, error)
     known = next((row for row in pool_health_rows.every(connection) if row.pool == provision.pool), None)
     if not scaling.doubles(known, provision.requested_at):
         pool_health_rows.error(connection, provision.pool, error)

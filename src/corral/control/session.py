@@ -19,6 +19,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from corral.control import bell, offers, registration, reports
+from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.limiter import AddressLimiter
 from corral.control.lines import LastLines
@@ -29,12 +30,14 @@ from corral.control.quota import RunQuota
 from corral.control.registration import HeldAnswer, Registered, Turned
 from corral.control.reports import Loss
 from corral.control.settle import Wake, ring
-from corral.decide.matching import Offered
+from corral.decide.matching import UNSIZED, Offered
 from corral.model.errors import Conflict, CorralError, TemporaryError
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import NO_LABELS, Labels
 from corral.model.records import Step
 from corral.runtime.clock import Clock
+from corral.runtime.logs import bind
+from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import SecretUnavailable
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
@@ -127,6 +130,9 @@ class Services:
     """(mandatory labels, is the default pool) of a pool by name."""
     lines: LastLines
     quota: RunQuota
+    metrics: Metrics
+    on_hello: Callable[[AgentId], None] = lambda agent_id: None
+    """Told of the agent that a hello names, before anything is verified."""
 
 
 class Registry(Protocol):
@@ -178,9 +184,11 @@ class Session:
         "idle_since",
         "number",
         "offered",
+        "offered_at",
         "over",
         "pool",
         "single_use",
+        "size",
     )
 
     def __init__(self, link: Link, services: Services, sessions: Registry) -> None:
@@ -214,12 +222,15 @@ class Session:
         self.single_use = True
         self.pool = ""
         self.bound: JobId | None = None
+        self.size = UNSIZED
         self.idle_since = 0
         self.draining = False
         self.held = False
         """By an operator."""
         self._flushing: set[tuple[JobId, int]] = set()
         """Jobs that it was told to stop and whose end it has not reported yet: it would decline another."""
+        self.offered_at = 0.0
+        """Monotonic second of the last offer."""
         self.assignment: tuple[JobId, int] | None = None
         self.offered: Offered = Offered(labels=NO_LABELS)
 
@@ -397,6 +408,11 @@ class Session:
             case Heartbeat() | HeartbeatAck():
                 pass
 
+    @property
+    def heard_at(self) -> float:
+        """Monotonic seconds of the last word of the agent, heartbeats included."""
+        return self._protocol.heard_at
+
     def _agent(self) -> AgentId:
         assert self.agent_id is not None
         return self.agent_id
@@ -405,13 +421,19 @@ class Session:
 
     async def _hello(self, hello: Hello) -> None:
         self._greeted = AgentId(hello.agent_id)
+        self._s.on_hello(self._greeted)
         self._sessions.greet(self._greeted)
         outcome = await self._register(hello)
+        answer = str(outcome.code) if isinstance(outcome, Turned) else "welcome"
+        self._s.metrics.count(m.REGISTRATIONS, outcome=answer)
+        if hello.claim_code:
+            self._s.metrics.count(m.CLAIMS, outcome=answer)
         if isinstance(outcome, Turned):
             ring(self._s.bell, outcome.wake)
             self._refuse(outcome)
             return
         self._adopt(hello, outcome)
+        bind(agent=outcome.agent_id, **({"pool": outcome.pool} if outcome.pool else {}))
         ring(self._s.bell, outcome.wake)
         self.send(
             Welcome(
@@ -468,6 +490,7 @@ class Session:
         self.boot_id = hello.boot_id
         self.single_use = outcome.single_use
         self.bound = outcome.bound
+        self.size = outcome.size
         self.idle_since = self._s.clock.now()
         self.draining = hello.draining or outcome.releasing or outcome.cordoned
         self.held = outcome.held
@@ -538,9 +561,17 @@ class Session:
 
     def _log_pump(self) -> LogPump:
         if self._pump is None:
-            self._pump = LogPump(self._s.logs, self._s.clock, self._stored)
+            self._pump = LogPump(self._s.logs, self._s.clock, self._stored, self._count_bytes)
             self._pump.start()
         return self._pump
+
+    def _count_bytes(self, size: int) -> None:
+        self._s.metrics.count(m.LOG_BYTES, size)
+
+    @property
+    def log_stalled(self) -> bool:
+        """The store does not take this agent's log now."""
+        return self._pump is not None and self._pump.stalled
 
     async def _log_key(self, job_id: JobId, attempt: int, step: int) -> LogKey | None:
         run_id = self._runs.get((job_id, attempt))

@@ -18,7 +18,7 @@ from corral.model.expressions import Context, truth
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.records import Attempt, Job, Run
 from corral.model.spec import NeedResult, Reason, Result
-from corral.model.states import AttemptEvent, JobEvent, JobState, RunEvent, StepEvent
+from corral.model.states import JOB, AttemptEvent, JobEvent, JobState, RunEvent, StepEvent
 from corral.store.repo import agents, jobs, runs, secrets
 from corral.store.repo.installation import now
 
@@ -38,6 +38,8 @@ class Wake:
     stops: bool = False
     withdrawn: list[tuple[AgentId, JobId, int]] = field(default_factory=list)
     """Offers taken back: told to the agent where it is connected."""
+    ended: list[JobState] = field(default_factory=list)
+    """One for each job that ended, for whoever counts."""
 
 
 def job_facts(job: Job) -> JobFacts:
@@ -101,9 +103,9 @@ def _apply(connection: Connection, run: Run, rows: Mapping[JobId, Job], plan: Ru
         wake.queue |= jobs.advance(connection, rows[job_id], JobEvent.READY)
     finished = 0
     for skip in plan.skip:
-        finished += jobs.advance(connection, rows[skip.job_id], JobEvent.SKIP, reason=skip.reason, detail=skip.detail)
+        finished += _ended(connection, rows[skip.job_id], JobEvent.SKIP, wake, reason=skip.reason, detail=skip.detail)
     for skip in plan.fail:
-        finished += jobs.advance(connection, rows[skip.job_id], JobEvent.FAIL, reason=skip.reason, detail=skip.detail)
+        finished += _ended(connection, rows[skip.job_id], JobEvent.FAIL, wake, reason=skip.reason, detail=skip.detail)
     for job_id in plan.cancel_waiting:
         finished += _cancel_unplaced(connection, rows[job_id], _stop_reason(run), wake)
     for job_id in plan.cancel_placed:
@@ -113,6 +115,13 @@ def _apply(connection: Connection, run: Run, rows: Mapping[JobId, Job], plan: Ru
     if plan.end is not None:
         runs.advance(connection, run, plan.end, reason=plan.reason, detail=plan.detail or _timeout(run, plan))
         secrets.wipe(connection, run.id)
+
+
+def _ended(connection: Connection, job: Job, event: JobEvent, wake: Wake, *, reason: Reason, detail: str = "") -> bool:
+    done = jobs.advance(connection, job, event, reason=reason, detail=detail)
+    if done:
+        wake.ended.append(JOB.advance(job.state, event))
+    return done
 
 
 def _timeout(run: Run, plan: RunPlan) -> str:
@@ -133,7 +142,7 @@ def _cancel_unplaced(connection: Connection, job: Job, reason: Reason, wake: Wak
             jobs.advance_attempt(connection, row, AttemptEvent.END_CANCELLED, reason=reason)
         agents.unassign(connection, job.agent_id, job_id=job.id, attempt=job.attempt)
         wake.withdrawn.append((job.agent_id, job.id, job.attempt))
-    return jobs.advance(connection, job, JobEvent.END_CANCELLED, reason=reason)
+    return _ended(connection, job, JobEvent.END_CANCELLED, wake, reason=reason)
 
 
 def _begin_cancel(connection: Connection, job: Job, reason: Reason, wake: Wake) -> None:
@@ -167,6 +176,7 @@ def end_job(
         connection, job, event, reason=reason, detail=detail, outputs=outputs if outputs is not None else {}
     ):
         return False
+    wake.ended.append(JOB.advance(job.state, event))
     runs.count_finished(connection, job.run_id, 1)
     wake.runs.add(job.run_id)
     _continue_after(connection, job.run_id, wake, failed=event is not JobEvent.SUCCEED)
@@ -267,6 +277,8 @@ def ring(to: Bell, wake: Wake) -> None:
     """Tell everyone a committed transaction concerns."""
     for run_id in wake.runs:
         to.ring(bell.run_topic(run_id))
+    for state in wake.ended:
+        to.ring(bell.ended_topic(state))
     if wake.queue:
         to.ring(bell.QUEUE, bell.SCALE)
     if wake.stops or wake.withdrawn:

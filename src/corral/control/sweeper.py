@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
-from corral.control import bell, settle
+from corral.control import bell, failures, settle
 from corral.control.bell import Bell
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import CANCEL_GRACE, SECOND, Wake, ring
@@ -22,12 +22,16 @@ from corral.runtime.clock import Clock
 from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import agents, jobs, runs
+from corral.store.repo import failures as failure_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 from corral.wire.messages import Cancel
 
 log = logging.getLogger(__name__)
 
+DEAF_FOR = 30.0
+"""Seconds for which an agent that answered no offers gets none, before a word of it counts: longer than a heartbeat's
+interval, so that it is one said since then."""
 REPAIR_EVERY = 60.0
 """Seconds between looks at every live run."""
 PAUSED_AFTER = 15.0
@@ -66,6 +70,8 @@ class Sweeper(Service):
         self._settings = settings
         self._repaired = -REPAIR_EVERY
         self._listening_since: int | None = None
+        self._deaf: dict[AgentId, float] = {}
+        """Since when a static agent is seen to be cordoned for offers it did not answer."""
         bell_.listen(bell.STOPS, self.wake)
 
     async def run_once(self) -> None:
@@ -76,6 +82,7 @@ class Sweeper(Service):
             tell_withdrawn(self._sessions, wake)
             ring(self._bell, wake)
         await self._tell_stops()
+        await self._hear_again()
         await self._repair()
 
     # --- deadlines and silence ---
@@ -131,6 +138,23 @@ class Sweeper(Service):
                     Cancel(job_id=job.id, attempt=job.attempt, reason=reason, grace=CANCEL_GRACE, force=force),
                 )
 
+    # --- agents that answer again ---
+
+    async def _hear_again(self) -> None:
+        """A static agent that is heard after it was cordoned for its silence gets one more offer: nothing else would
+        bring it back before its next registration."""
+        moment = self.clock.monotonic()
+        cordoned = await self._database.read(agents.unresponsive)
+        self._deaf = {agent_id: self._deaf.get(agent_id, moment) for agent_id in cordoned}
+        heard = [agent_id for agent_id, since in self._deaf.items() if self._answers(agent_id, since + DEAF_FOR)]
+        if heard:
+            await self._database.write(lambda c: [agents.try_again(c, agent_id) for agent_id in heard])
+            self._bell.ring(bell.QUEUE)
+
+    def _answers(self, agent_id: AgentId, after: float) -> bool:
+        session = self._sessions.get(agent_id)
+        return session is not None and session.heard_at >= after
+
     # --- repair ---
 
     async def _repair(self) -> None:
@@ -141,6 +165,7 @@ class Sweeper(Service):
         for run_id in await self._database.read(runs.live):
             await self._continue(run_id)
         await self._database.write(lambda c: provisions_rows.purge_gone(c, GONE_RETENTION))
+        await self._database.write(lambda c: failure_rows.purge(c, failures.RETENTION, failures.LIMIT))
 
     async def _continue(self, run_id: RunId) -> None:
         wake = Wake()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from corral.decide.matching import Offered, Wanted, fits
+from corral.decide.matching import UNSIZED, Offered, Size, Wanted, fits
 from corral.model.ids import AgentId, JobId
 
 RELEASE_GRACE = 30 * 1_000_000
@@ -25,6 +25,7 @@ class QueuedJob:
     id: JobId
     wanted: Wanted
     avoid: AgentId | None = None
+    size: Size = UNSIZED
     provisioning: bool = False
     """It works for a provisioner: an instance that an event brought up is not for it, and no limit of a pool holds it
     up."""
@@ -39,6 +40,7 @@ class IdleAgent:
     bound: JobId | None = None
     idle_since: int = 0
     pool: str = ""
+    size: Size = UNSIZED
     by_event: bool = False
     """Of an event pool."""
 
@@ -110,6 +112,8 @@ def _take(job: QueuedJob, classes: _Classes, left: Mapping[str, int]) -> IdleAge
 
 
 def _may_take(job: QueuedJob, agent: IdleAgent, left: Mapping[str, int]) -> bool:
+    if not agent.size.holds(job.size):
+        return False
     if job.provisioning:
         return not agent.by_event
     return left.get(agent.pool, 1) > 0

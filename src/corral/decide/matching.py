@@ -32,6 +32,26 @@ class Offered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Size:
+    """Cores and bytes. Of a job: what it asks for, None: what its pool gives. Of an agent: what its instance was made
+    with, None: nothing holds it to any, or nobody knows."""
+
+    cpu: float | None = None
+    memory: int | None = None
+
+    def holds(self, asked: Size) -> bool:
+        """Is an agent of this size large enough?"""
+        return _enough(self.cpu, asked.cpu) and _enough(self.memory, asked.memory)
+
+
+def _enough(has: float | None, asked: float | None) -> bool:
+    return has is None or asked is None or asked <= has
+
+
+UNSIZED = Size()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mismatch:
     """Why a source does not fit; all empty means that it does."""
 

@@ -85,7 +85,9 @@ class Caps(Struct, frozen=True, kw_only=True):
     """Cluster-wide bounds; None: unbounded. ``concurrent_creates``: requested at the same time and not yet registered.
     ``creates_per_second`` is the rate of a bucket that holds ``creates_burst``. ``max_cost_per_hour`` is the sum over
     every provision that is not gone. ``provisioner_slots``: instances for runs that themselves make and end instances,
-    outside every other bound, so that releasing never waits for capacity."""
+    outside every other bound, so that releasing never waits for capacity.
+    ``backoff_base`` and ``backoff_max``: seconds that a failing pool's creations wait, doubling from the one to the
+    other."""
 
     max_agents: int = 1000
     max_cpu: float | None = None
@@ -96,5 +98,10 @@ class Caps(Struct, frozen=True, kw_only=True):
     creates_per_second: float | None = None
     creates_burst: int = 10
     machines: tuple[Machine, ...] = ()
+    backoff_base: float = 30.0
+    backoff_max: float = 900.0
     provisioner_slots: int = 2
-    backoff: Backoff = Backoff()
+
+    @property
+    def backoff(self) -> Backoff:
+        return Backoff(base=self.backoff_base, most=self.backoff_max)

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from corral.model.events import Target
+from corral.model.events import EventKind, Target
 from corral.model.ids import AgentId, JobId, RunId
 from corral.model.labels import Labels
 from corral.model.spec import JobSpec, NeedSpec, Scalar, WorkflowSpec
-from corral.model.states import AgentState, AttemptState, JobState, ProvisionState, RunState, StepState
+from corral.model.states import AgentState, AttemptState, DeliveryState, JobState, ProvisionState, RunState, StepState
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -237,6 +237,66 @@ class PoolHealth(Struct, frozen=True, kw_only=True):
     backoff_began_at: int | None
     backoff_until: int | None
     last_error: str
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One event in the outbox. ``sent_at`` and ``send_deadline``: of the latest send, recorded before it was made; it
+    may still arrive until the deadline. ``last``: what the latest send came to (a ``Verdict``; empty: not known).
+    ``refusals``: sends that were answered, and refused."""
+
+    id: str
+    position: int
+    agent_id: AgentId | None
+    pool: str
+    target: Target
+    target_key: str
+    kind: EventKind
+    sequence: int
+    state: DeliveryState
+    reason: str
+    evidence: dict[str, str]
+    attempts: int
+    refusals: int
+    created_at: int
+    next_at: int
+    deadline_at: int | None
+    first_sent_at: int | None
+    sent_at: int | None
+    send_deadline: int | None
+    answered_at: int | None
+    ended_at: int | None
+    last: str
+    error: str
+    version: int
+
+
+class Provisioner(Struct, frozen=True, kw_only=True):
+    """A user's provisioner as one installation knows it. ``told_epoch``: the latest term whose inventory request it
+    received. ``listed_at``: its last complete listing. ``stale_since``: it refuses us for a higher epoch."""
+
+    key: str
+    target: Target
+    told_epoch: str
+    asked_at: int | None
+    told_at: int | None
+    listed_at: int | None
+    listing_supported: bool | None
+    stale_since: int | None
+    error: str
+    version: int
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """An instance that a provisioner listed and nobody here wants. ``listings``: complete ones in a row."""
+
+    target_key: str
+    agent_id: AgentId
+    provider_id: str
+    pool: str
+    cost_per_hour: float
+    first_listed_at: int
+    last_listed_at: int
+    listings: int
 
 
 class RegisteredWorkflow(Struct, frozen=True, kw_only=True):

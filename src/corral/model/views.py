@@ -182,6 +182,54 @@ class DrainAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hand_back_after: Annotated[float, Meta(ge=0, le=30 * 86400)] | None = None
 
 
+class DeliveryView(Struct, frozen=True, kw_only=True):
+    """One event to a user's own provisioner. ``last``: what its latest sending came to."""
+
+    id: str
+    kind: str
+    sequence: int
+    state: str
+    reason: str = ""
+    evidence: dict[str, str] = {}
+    attempts: int = 0
+    last: str = ""
+    error: str = ""
+    created_at: str
+    sent_at: str | None = None
+    ended_at: str | None = None
+
+
+class ProvisionView(Struct, frozen=True, kw_only=True):
+    """The record of one instance that was asked for. ``cost``: what it has cost so far, from when it was asked for
+    until it was gone, at ``cost_per_hour``. ``story`` and ``deliveries``: only where one is shown."""
+
+    id: str
+    pool: str
+    backend: str
+    state: str
+    cause: str
+    job_id: str = ""
+    run_id: str = ""
+    labels: tuple[str, ...] = ()
+    cpu: float | None = None
+    memory: int | None = None
+    cost_per_hour: float = 0.0
+    cost: float = 0.0
+    provider_id: str = ""
+    requested_at: str
+    sent_at: str | None = None
+    registered_at: str | None = None
+    released_at: str | None = None
+    gone_at: str | None = None
+    release_reason: str = ""
+    release_attempts: int = 0
+    error: str = ""
+    age: float = 0.0
+    """Seconds since it was asked for, until it was gone."""
+    story: tuple[str, ...] = ()
+    deliveries: tuple[DeliveryView, ...] = ()
+
+
 class PoolView(Struct, frozen=True, kw_only=True):
     name: str
     backend: str
@@ -267,6 +315,25 @@ class Problem(Struct, frozen=True, kw_only=True):
     detail: str = ""
     retry_after: float | None = None
     faults: tuple[str, ...] = ()
+
+
+class DiagnoseRow(Struct, frozen=True, kw_only=True):
+    """What one check found. ``status``: ok, warning, failed or skipped. ``seconds``: what it took."""
+
+    group: str
+    name: str
+    status: str
+    message: str
+    remedy: str = ""
+    seconds: float = 0.0
+
+
+class DiagnoseView(Struct, frozen=True, kw_only=True):
+    """``status``: the worst of the rows, ``skipped`` counting as ok."""
+
+    status: str
+    at: str
+    rows: tuple[DiagnoseRow, ...]
 
 
 class RegisterWorkflows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

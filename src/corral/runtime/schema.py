@@ -55,9 +55,20 @@ def _misfits_of(error: Any) -> Iterator[Misfit]:
             if name not in error.instance:
                 yield Misfit(path=path, message=f"{name!r} is missing")
     elif error.validator == "anyOf" and error.context:
-        yield Misfit(path=path, message=_either(error))
+        yield from _alternatives(error, path)
     else:
         yield Misfit(path=path, message=_short(error.message))
+
+
+def _alternatives(error: Any, path: Path) -> Iterator[Misfit]:
+    """Where only one alternative has the value's type at all, its faults are meant; else the choice itself."""
+    apart = {each.schema_path[0] for each in error.context if each.validator == "type" and len(each.path) == 0}
+    meant = [each for each in error.context if each.schema_path[0] not in apart]
+    if len({each.schema_path[0] for each in meant}) == 1:
+        for each in meant:
+            yield from _misfits_of(each)
+    else:
+        yield Misfit(path=path, message=_either(error))
 
 
 def _either(error: Any) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from corral.model.errors import CorralError
 from corral.runtime.clock import Clock
@@ -36,6 +37,8 @@ class Service(ABC):
         self.clock = clock
         self.last_pass: float | None = None
         """Monotonic second of the last completed pass: the progress watchdog reads it."""
+        self.on_pass: Callable[[str, float, bool], None] | None = None
+        """Told after each pass: the service's name, seconds, whether it succeeded."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -93,6 +96,8 @@ class Service(ABC):
             except Exception:
                 failures += 1
                 log.exception("%s: a pass failed (%d in a row); repeated", self.name, failures)
+            if self.on_pass is not None:
+                self.on_pass(self.name, self.clock.monotonic() - began, not failures)
             await self._rest(began)
             await self._pause(failures)
 

@@ -120,6 +120,7 @@ class Chaos:
             self._disconnect,
             self._agent_crash,
             self._restart,
+            self._reboot,
             self._delay,
             self._lost_notifications,
             self._half_open,
@@ -232,6 +233,13 @@ class Chaos:
             await self.world.crash()
         return True
 
+    async def _reboot(self) -> bool:
+        """Rarely: it leaves little of what else was going on."""
+        if self.world.site is None or self.random.random() < 0.7:
+            return False
+        await self.world.reboot()
+        return True
+
     async def _lost_notifications(self) -> bool:
         self.world.settings.lost_rings = self.random.choice((0.3, 0.9, 1.0))
         self._note(f"{self.world.settings.lost_rings:.0%} of the notifications are lost")
@@ -245,6 +253,7 @@ class Chaos:
         self.world.database.inline.away = True
         await asyncio.sleep(seconds)
         self.world.database.inline.away = False
+        self.world.watch.takes_over()
         self._note("the database is back")
         return True
 
@@ -253,6 +262,7 @@ class Chaos:
         self.world.database.inline.read_only = True
         await asyncio.sleep(self.random.choice((0.5, 10.0, 50.0)))
         self.world.database.inline.read_only = False
+        self.world.watch.takes_over()
         self._note("the database can be written")
         return True
 

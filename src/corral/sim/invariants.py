@@ -5,14 +5,16 @@ the rest at rest, when all faults are over and nothing is left to do."""
 from __future__ import annotations
 
 from collections import Counter
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
 from corral.control import settle
+from corral.control.host import ABSENT_AFTER, LIST_EVERY, WANTED
 from corral.control.scaler import look
 from corral.decide import progress, scaling
-from corral.model.ids import JobId, RunId
+from corral.model.ids import AgentId, JobId, RunId
 from corral.model.machine import Machine
 from corral.model.records import Job, Step
 from corral.model.spec import OnLost, Result
@@ -46,6 +48,8 @@ _MACHINES: dict[str, Machine] = {  # type: ignore[type-arg]
     "agents": AGENT,
     "provisions": PROVISION,
 }
+VANISHED_WITHIN = ABSENT_AFTER + 3 * LIST_EVERY
+"""Seconds after a start within which an instance that is nowhere has ended: two looks that are far enough apart."""
 _ABSORBING = ("runs", "jobs", "attempts", "steps", "agents")
 """A provision leaves ``gone`` when its instance turns out to exist."""
 
@@ -66,6 +70,9 @@ class Watch:
         self._cordoned: dict[str, str] = {}
         self._live: dict[str, str] = {}
         """Provisions that hold a slot, with their pool."""
+        self._vanished: set[str] = set()
+        """Instances that ended with every trace and that still count as wanted."""
+        self._terms = 0
 
     def committed(self, changes: list[Change]) -> None:
         for change in changes:
@@ -75,6 +82,25 @@ class Watch:
                 self._agent(change)
             elif change.table == "claims":
                 self._claim(change)
+
+    def vanishes(self, agent_id: str) -> None:
+        """An instance ended and left no trace; no coordinator runs."""
+        self._vanished.add(agent_id)
+
+    def takes_over(self) -> None:
+        """A coordinator is up, or can write again: what cannot be found holds no slot for longer than finding out
+        takes."""
+        self._terms += 1
+        patience = 0.0 if self._world.settings.tied else VANISHED_WITHIN
+        self._world.loop.call_later(patience, self._slots_of_vanished, self._terms, context=Context())
+
+    def _slots_of_vanished(self, term: int) -> None:
+        if term != self._terms or self._world.site is None or not self._vanished:
+            return
+        for row in self._world.query(lambda c: provisions_rows.some(c, map(AgentId, self._vanished))):
+            if row.ended_at is None and row.state in WANTED and row.created_at is not None:
+                self._violated("vanished-holds-no-slot", f"{row.agent_id} is {row.state} and its instance is nowhere")
+        self._vanished.clear()
 
     def _violated(self, name: str, message: str) -> None:
         self._world.report(Violation(name, message))
@@ -156,7 +182,7 @@ class Watch:
 
 def resting(world: World) -> str:
     """What is still going on, empty: nothing."""
-    return world.query(_unfinished) or ("instances are left" if world.host.instances else "")
+    return world.query(_unfinished) or ("instances are left" if world.host.instances or world.cloud.instances else "")
 
 
 def _unfinished(connection: Connection) -> str:

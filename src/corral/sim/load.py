@@ -42,7 +42,7 @@ def workflow(*jobs: JobSpec, name: str = "ci") -> NewRun:
 
 
 def pool(name: str = "small", *, max_agents: int = 4, has: Sequence[str] = ("linux",), **more: object) -> Pool:
-    return Pool(name=name, backend="fake", labels=labels(has), max_agents=max_agents, **more)  # type: ignore[arg-type]
+    return Pool(**{"name": name, "backend": "fake", "labels": labels(has), "max_agents": max_agents, **more})  # type: ignore[arg-type]
 
 
 # --- by chance ---------------------------------------------------------------------------------------------

@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
+from corral.backends.event.fake import Cloud, FakeProvisioner, Made
 from corral.backends.fake import FakeBackend, FakeHost
 from corral.backends.interface import Created, Ending, Finding, Instance, InstanceSpec, Isolation
 from corral.control.bell import Bell
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
 from corral.model.agentconfig import AgentConfig
 from corral.model.errors import CorralError
+from corral.model.events import Answer, Target
 from corral.model.ids import AgentId
 from corral.model.pools import Pool
 from corral.runtime.chance import SeededChance
@@ -63,13 +65,15 @@ class Network:
 @dataclass(kw_only=True)
 class Settings:
     """``boot``: seconds from a create call to the agent's first dial, drawn between the two.
-    ``lost_rings``: the probability with which a notification inside the coordinator or from the backend is lost."""
+    ``lost_rings``: the probability with which a notification inside the coordinator or from the backend is lost.
+    ``tied``: instances end with the coordinator's process and leave no trace, as under ``corral run``."""
 
     coordinator: CoordinatorSettings = field(default_factory=lambda: CoordinatorSettings(urls=(URL,)))
     boot: tuple[float, float] = (0.05, 3.0)
     create: tuple[float, float] = (0.0, 0.5)
     destroy: tuple[float, float] = (0.0, 0.5)
     lost_rings: float = 0.0
+    tied: bool = False
 
 
 class DeafBell(Bell):
@@ -132,6 +136,21 @@ class BackendWay:
         await self.inner.close()
 
 
+class ProvisionerWay:
+    """One coordinator's :class:`~corral.backends.event.interface.Deliverer`: it dies with its process, what it asked
+    for does not."""
+
+    def __init__(self, world: World, actor: Actor) -> None:
+        self._inner = FakeProvisioner(world.clock, world.cloud, latency=lambda: world.chance.uniform(0.0, 0.2))
+        self._actor = actor
+
+    async def deliver(self, target: Target, event: bytes, *, event_id: str, timeout: float) -> Answer:
+        self._actor.check()
+        answer = await self._inner.deliver(target, event, event_id=event_id, timeout=timeout)
+        self._actor.check()
+        return answer
+
+
 @dataclass(kw_only=True)
 class Site:
     """One coordinator's process."""
@@ -166,8 +185,10 @@ class World:
         self.truth = Truth(loop.time, self.report, self.watch.begins)
         self.database = SharedDatabase(self.clock, self._committed)
         self.logs = MemoryLogs()
-        self.sources = MemorySources()
+        self.sources = MemorySources(self.clock)
         self.host = FakeHost()
+        self.cloud = Cloud(on_create=self._cloud_made, on_destroy=lambda name: self._instance_destroyed(AgentId(name)))
+        """What the users' provisioners made; it outlives every coordinator."""
         self.agents: dict[AgentId, SimAgent] = {}
         self.wires: list[Wire] = []
         self.site: Site | None = None
@@ -226,6 +247,7 @@ class World:
         self.journal.note(actor.name, "starts")
         try:
             self.site = await actor.spawn(self._bring_up(actor))
+            self.watch.takes_over()
         except CorralError as error:
             self.journal.note(actor.name, f"cannot start: {error}")
             await actor.kill()
@@ -253,7 +275,10 @@ class World:
             pools=lambda: self.pools,
             settings=self.settings.coordinator,
             bell_=DeafBell(self.loses_ring),
+            deliverer=ProvisionerWay(self, actor) if any(pool.target for pool in self.pools) else None,
         )
+        if self.settings.tied:
+            await coordinator.host.settle_vanished()
         await coordinator.start()
         return Site(actor=actor, coordinator=coordinator, backend=backend)
 
@@ -268,6 +293,24 @@ class World:
         self.journal.note(site.actor.name, "is killed")
         await site.actor.kill()
         self._cut_all()
+        if self.settings.tied:
+            await self._lose_instances()
+
+    async def reboot(self) -> None:
+        """The whole host: the coordinator, every instance and every trace of them but the stores."""
+        await self.crash()
+        self.journal.note("host", "is restarted")
+        await self._lose_instances()
+
+    async def _lose_instances(self) -> None:
+        for agent_id in list(self.host.instances):
+            agent = self.agents[agent_id]
+            await self.crash_agent(agent)
+            # One that had ended by itself waited to be destroyed; there is nothing left to destroy.
+            await self._kill(agent)
+            agent.destroyed = True
+            self.watch.vanishes(agent_id)
+        self.host.instances.clear()
 
     async def stop(self) -> None:
         """An orderly end."""
@@ -328,6 +371,20 @@ class World:
             self.random.uniform(*self.settings.boot),
             lambda ended: self._instance_ended(ended, f"the agent exited: {ended.ending}"),
         )
+
+    def _cloud_made(self, made: Made) -> None:
+        name = self.journal.name(made.agent_id, f"agent-{len(self.agents) + 1}")
+        config = AgentConfig(
+            agent_id=made.agent_id,
+            coordinator_urls=(URL,),
+            claim_code=str(made.event["claim_code"]),
+            single_use=True,
+            work_dir="/",
+            cache_dir="/",
+        )
+        self.journal.note(name, f"is created by a provisioner for pool {made.pool}")
+        agent = SimAgent(self, config, name)
+        self._boot(agent, self.random.uniform(*self.settings.boot), lambda ended: self.truth.killed_host(ended.id))
 
     def _boot(self, agent: SimAgent, seconds: float, on_end: Callable[[SimAgent], None]) -> None:
         self.agents[agent.id] = agent

@@ -121,6 +121,10 @@ class SourceStore(Protocol):
         """Idempotent."""
         ...
 
+    async def stored_at(self, hash: SourceHash) -> int | None:
+        """When it was stored last, microseconds since the epoch by the store's own clock; None: it is not here."""
+        ...
+
     async def list(self) -> dict[SourceHash, int]:
         """Everything here with its size."""
         ...

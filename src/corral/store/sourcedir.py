@@ -67,6 +67,13 @@ class SourceDirectory:
         except NotFound:
             return None
 
+    async def stored_at(self, hash: SourceHash) -> int | None:
+        path = self._path(hash)
+        try:
+            return (await _in_thread(path.stat)).st_mtime_ns // 1000
+        except NotFound:
+            return None
+
     async def read(self, hash: SourceHash) -> AsyncIterator[bytes]:
         path = self._path(hash)
         file = await _in_thread(lambda: open(path, "rb", buffering=0))  # noqa: SIM115 (closed below)

@@ -9,17 +9,21 @@ from collections.abc import AsyncIterator
 
 from corral.model.errors import NotFound, Refused, StoreUnavailable, TooLarge
 from corral.model.ids import SourceHash
+from corral.runtime.clock import Clock
 
 CHUNK = 256 * 1024
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class MemorySources:
-    """A :class:`~corral.store.interface.SourceStore`. ``available = False`` makes every call fail."""
+    """A :class:`~corral.store.interface.SourceStore`. ``available = False`` makes every call fail. ``clock``: without
+    one, everything here is as old as time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.available = True
         self.archives: dict[SourceHash, bytes] = {}
+        self._clock = clock
+        self._stored: dict[SourceHash, int] = {}
 
     async def put(self, hash: SourceHash, chunks: AsyncIterator[bytes], limit: int) -> int:
         self._check(hash)
@@ -32,12 +36,17 @@ class MemorySources:
             raise Refused(f"the archive's bytes do not have the hash {hash}; send it again")
         self._check(hash)
         self.archives[hash] = bytes(data)
+        self._stored[hash] = 0 if self._clock is None else self._clock.now()
         return len(data)
 
     async def size(self, hash: SourceHash) -> int | None:
         self._check(hash)
         data = self.archives.get(hash)
         return None if data is None else len(data)
+
+    async def stored_at(self, hash: SourceHash) -> int | None:
+        self._check(hash)
+        return self._stored.get(hash) if hash in self.archives else None
 
     async def read(self, hash: SourceHash) -> AsyncIterator[bytes]:
         self._check(hash)

@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 from litestar.types import ASGIApp
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from corral.control.api import Role
 from corral.model.errors import NotFound
 from corral.model.ids import TokenId
-from corral.model.views import AgentView, CreatedToken, NewToken, PoolView, RotateToken, ServerView, TokenView
+from corral.model.views import (
+    AgentView,
+    CreatedToken,
+    DiagnoseView,
+    NewToken,
+    PoolView,
+    RotateToken,
+    ServerView,
+    TokenView,
+)
 from corral.web.health import ReadyView, check
 from corral.web.operations import Answer, Call, operation
 from corral.web.responses import json_answer
@@ -55,6 +65,27 @@ async def readyz(call: Call) -> ASGIApp:
 async def get_server(call: Call) -> ASGIApp:
     """Show version and identity of the server."""
     return json_answer(await call.api.server())
+
+
+class DiagnoseQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``only``: a check, the beginning of its name, or a group."""
+
+    only: Annotated[str, Meta(max_length=100)] = ""
+
+
+@operation(
+    "GET",
+    "/api/v1/diagnose",
+    role=Role.OPERATOR,
+    query=DiagnoseQuery,
+    answers=(Answer(status=200, description="What each check found.", body=DiagnoseView),),
+    errors=(404,),
+    tag="server",
+)
+async def diagnose(call: Call) -> ASGIApp:
+    """Look at everything an operator would look at; takes up to 10 seconds."""
+    query: DiagnoseQuery = call.query(DiagnoseQuery)
+    return json_answer(await call.api.diagnose(query.only))
 
 
 @operation(

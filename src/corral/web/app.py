@@ -14,13 +14,16 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 import corral.web.admin
 import corral.web.holding
 import corral.web.logs
+import corral.web.metrics
+import corral.web.provisioner
+import corral.web.provisions
 import corral.web.runs
 import corral.web.sources
 import corral.web.workflows  # noqa: F401  (each enters its operations into the table)
 from corral.control.api import Api, Principal
 from corral.model.errors import CorralError
 from corral.web.agents import agent_endpoint
-from corral.web.auth import authorize
+from corral.web.auth import authorize, from_here
 from corral.web.openapi import document
 from corral.web.operations import OPERATIONS, Answer, Call, operation
 from corral.web.problems import on_corral_error, on_http_error, on_unexpected
@@ -66,14 +69,15 @@ class WebApp:
         await self.litestar(scope, receive, send)
 
 
-def create_app(api: Api, *, local: Principal | None = None) -> WebApp:
+def create_app(api: Api, *, local: Principal | None = None, metrics_public: bool = False) -> WebApp:
     """The ASGI application over ``api``.
 
     :param local: who a caller without a token is; only for an application that no socket reaches.
+    :param metrics_public: ``/metrics`` asks nobody for a token.
     """
     stopping = Stopping()
     paths = dict.fromkeys(each.path for each in OPERATIONS)
-    handlers = [_route(path, api, local, stopping) for path in paths]
+    handlers = [_route(path, api, local, stopping, metrics_public) for path in paths]
     app = _Litestar(
         route_handlers=[*handlers, _agent_route(api)],
         exception_handlers={
@@ -89,14 +93,14 @@ def create_app(api: Api, *, local: Principal | None = None) -> WebApp:
     return WebApp(app, stopping, api)
 
 
-def _route(path: str, api: Api, local: Principal | None, stopping: Stopping) -> HTTPRouteHandler:
+def _route(path: str, api: Api, local: Principal | None, stopping: Stopping, metrics_public: bool) -> HTTPRouteHandler:
     """One handler for all methods of a path: the router's answer to OPTIONS is right only then."""
     by_method = {each.method: each for each in OPERATIONS if each.path == path}
 
     async def handle(request: Request[Any, Any, Any]) -> ASGIApp:
         each = by_method[request.method]
         principal = None
-        if each.role is not None:
+        if each.role is not None and not (each.local and (metrics_public or from_here(request.scope))):
             principal = await authorize(api, request.headers.get("authorization", ""), each.role, local)
         params = {name: str(value) for name, value in request.path_params.items()}
         call = Call(api=api, request=request, params=params, principal=principal, stopping=stopping)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+
+from litestar.types import Scope
+
 from corral.control.api import Api, Principal, Role
 from corral.model.errors import Forbidden, Unauthenticated
 
-_RANK = {role: rank for rank, role in enumerate(Role)}
 _TOKEN_LIMIT = 512
 """Characters of a token worth looking up; ours have fewer than 100."""
 
@@ -26,7 +29,7 @@ async def authorize(api: Api, header: str, role: Role, local: Principal | None) 
     :raises Forbidden: its role does not include ``role``.
     """
     principal = local if local is not None and not header else await _by_token(api, header)
-    if _RANK[principal.role] < _RANK[role]:
+    if not principal.role.opens(role):
         raise Forbidden(f"token {principal.name!r} is a {principal.role}; this needs {role}")
     return principal
 
@@ -36,3 +39,17 @@ async def _by_token(api: Api, header: str) -> Principal:
     if not token:
         raise Unauthenticated("send a token: 'Authorization: Bearer TOKEN' (corral login saves one)")
     return await api.authenticate(token)
+
+
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
+
+
+def from_here(scope: Scope) -> bool:
+    """The connection comes from this host and from nobody behind a proxy on it."""
+    client = scope.get("client")
+    if client is None or any(name.lower() in _FORWARDED for name, _ in scope["headers"]):
+        return False
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False

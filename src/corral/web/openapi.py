@@ -77,7 +77,7 @@ def _operation(each: Operation, schema_of: Json) -> Json:
         "responses": _responses(each, schema_of),
     }
     if each.role is not None:
-        shown["security"] = [{"token": []}]
+        shown["security"] = [{"token": []}, *([{}] if each.local else [])]
         shown["description"] = f"Needs a token of role {each.role} or above."
     if each.body is not None:
         schema = {} if each.body is bytes else {"schema": schema_of[repr(each.body)]}

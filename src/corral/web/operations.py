@@ -84,6 +84,8 @@ class Operation:
     body_media: str = "application/json"
     errors: tuple[int, ...] = ()
     tag: str = ""
+    local: bool = False
+    """Callers on this very host need no token."""
 
 
 OPERATIONS: list[Operation] = []

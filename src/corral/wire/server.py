@@ -70,6 +70,11 @@ class ServerProtocol:
             self.state = LinkState.REGISTERING
         return message
 
+    @property
+    def heard_at(self) -> float:
+        """When something came last."""
+        return self._heard
+
     def heard(self, now: float) -> None:
         """The other side could not have been heard until now."""
         self._heard = now

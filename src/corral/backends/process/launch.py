@@ -57,6 +57,13 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def die_with_parent(parent: int) -> None:
+    """In a forked child: SIGKILL when the thread of ``parent`` that forked it ends; at once, if that has happened."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def launch(plan: Plan, *, output: int, grant: int) -> int:
     """Fork and exec; the child's pid. :raises LaunchError: when the child could not become the agent."""
     status_read, status_write = os.pipe()

@@ -14,6 +14,7 @@ import typer
 from corral.cli.failing import say
 from corral.cli.output import write
 from corral.model.errors import PermanentError, Refused
+from corral.runtime.logs import FORMAT_VARIABLE, LogFormat
 
 app = typer.Typer(
     help="Run one agent until its work is done.", rich_markup_mode=None, add_completion=False, no_args_is_help=False
@@ -55,6 +56,9 @@ def run(
             help="Static agent: where the coordinator takes no log for long, let steps wait, or drop and count bytes.",
         ),
     ] = SpoolFull.PAUSE,
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", envvar=FORMAT_VARIABLE, help="How to log; default: console.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
 ) -> None:
     """Run one agent until its work is done.
@@ -66,20 +70,32 @@ def run(
     from corral.agent.main import main
 
     if config is not None:
-        raise typer.Exit(main(["--config", str(config), *(["--verbose"] if verbose else [])]))
+        raise typer.Exit(main(["--config", str(config), *_logging(log_format, verbose)]))
     if not url or token_file is None:
         raise typer.BadParameter("give --config FILE, or --url URL and --token-file FILE for a static agent")
-    raise typer.Exit(_static(url, token_file, work_dir, spool_full, verbose))
+    raise typer.Exit(_static(url, token_file, work_dir, spool_full, verbose, log_format))
 
 
-def _static(urls: list[str], token_file: Path, work_dir: Path, spool_full: SpoolFull, verbose: bool) -> int:
+def _logging(log_format: LogFormat | None, verbose: bool) -> list[str]:
+    """The options of the agent's own command line."""
+    return [*(["--log-format", log_format] if log_format else []), *(["--verbose"] if verbose else [])]
+
+
+def _static(
+    urls: list[str],
+    token_file: Path,
+    work_dir: Path,
+    spool_full: SpoolFull,
+    verbose: bool,
+    log_format: LogFormat | None,
+) -> int:
     from corral.agent.configfile import ConfigFault
     from corral.agent.main import run as run_agent
     from corral.agent.static import static_config
 
     try:
         config = static_config(urls, token_file, work_dir, spool_full=spool_full.value)
-        return run_agent(config, verbose=verbose)
+        return run_agent(config, verbose=verbose, log_format=log_format or "")
     except ConfigFault as fault:
         raise CannotStart(str(fault)) from None
 

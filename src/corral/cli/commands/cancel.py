@@ -11,6 +11,8 @@ from corral.cli.failing import say
 from corral.cli.finding import find_run
 from corral.cli.options import AsJson, RunRef, StateDir, Url, with_client
 from corral.cli.output import write_json
+from corral.cli.statedir import default_state_dir
+from corral.cli.wired import wiring_of
 from corral.model.ids import RunId
 
 if TYPE_CHECKING:
@@ -39,3 +41,9 @@ def command(
         write_json(view)
     else:
         say(f"run {view.id} is {view.state}")
+    if (
+        view.state == "cancelling"
+        and not url
+        and wiring_of(context).live_server(state_dir or default_state_dir()) is None
+    ):
+        say("no coordinator runs here: it ends with the next `corral run` or `corral server` on this state directory")

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from corral.cli.exits import ExitCode, exit_code_of
 from corral.compile import check_tree, compile_tree, find_tree, write_lock
 from corral.compile.tree import TIMEOUT
 from corral.model.errors import CorralError, Fault, Invalid
@@ -29,21 +30,22 @@ def compile_command(
 ) -> None:
     """Compile the workflows of a tree to its lock file.
 
-    .corral/workflows becomes .corral/corral.lock.json, which is committed with them. Exit code 1: something is wrong
-    with the workflows, or, with --check, the lock file is not up to date.
+    .corral/workflows becomes .corral/corral.lock.json, which is committed with them. Exit code 2: something is wrong
+    with the workflows; 1: with --check, the lock file is not up to date.
     """
+    bad = ExitCode.RUN_FAILED if check else ExitCode.USAGE
     try:
         tree = find_tree(path)
         faults, lock, written = _checked(tree, timeout) if check else _compiled(tree, timeout)
     except Invalid as error:
-        faults, lock, written = error.faults, None, False
+        faults, lock, written, bad = error.faults, None, False, ExitCode.USAGE
     except CorralError as error:
-        faults, lock, written = (Fault(message=error.message),), None, False
+        faults, lock, written, bad = (Fault(message=error.message),), None, False, exit_code_of(error)
     if as_json:
         typer.echo(_as_json(faults, lock, written))
     else:
         _say(faults, lock, written, check)
-    raise typer.Exit(1 if faults else 0)
+    raise typer.Exit(bad if faults else ExitCode.OK)
 
 
 Outcome = tuple[Sequence[Fault], Lock | None, bool]

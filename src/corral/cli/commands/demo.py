@@ -48,8 +48,10 @@ def command(
     Ctrl-C cancels, twice kills.
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
-    from corral.cli.statedir import default_state_dir
+    from corral.cli.statedir import default_state_dir, refuse_held
 
+    place = (state_dir or default_state_dir()).absolute()
+    refuse_held(place)
     with (
         ending_cleanly(),
         _project(package, path, parts) as tree,
@@ -62,7 +64,7 @@ def command(
         code = asyncio.run(
             run_here(
                 wiring_of(context),
-                state_dir or default_state_dir(),
+                place,
                 begin,
                 max_agents=max_agents,
                 as_json=as_json,

@@ -53,8 +53,10 @@ def command(
     """
     from corral.cli.executing import Wanted, prepared, run_here, submit
     from corral.cli.inputs import secrets, variables
-    from corral.cli.statedir import default_state_dir
+    from corral.cli.statedir import default_state_dir, refuse_held
 
+    place = (state_dir or default_state_dir()).absolute()
+    refuse_held(place)
     wanted = Wanted(
         path=path,
         workflow=workflow,
@@ -70,7 +72,7 @@ def command(
         code = asyncio.run(
             run_here(
                 wiring_of(context),
-                state_dir or default_state_dir(),
+                place,
                 begin,
                 max_agents=max_agents,
                 as_json=as_json,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ import typer
 
 from corral.cli.failing import say
 from corral.cli.options import StateDir
+from corral.runtime.logs import FORMAT_VARIABLE, LogFormat, configure
 
 
 def command(
@@ -27,6 +27,10 @@ def command(
     allow_root: Annotated[
         bool, typer.Option("--allow-root", help="Let jobs run as root: only where all that runs is trusted.")
     ] = False,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option("--log-format", envvar=FORMAT_VARIABLE, help="How to log; default: log_format, else console."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C.
@@ -37,13 +41,13 @@ def command(
     from corral.cli.serving import ServerOptions, serve_forever
     from corral.cli.statedir import default_state_dir
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    loaded = load_config(config) if config is not None else None
+    configured = LogFormat(loaded.log_format) if loaded is not None else LogFormat.CONSOLE
+    configure(log_format or configured, verbose=verbose)
     options = ServerOptions(
         state_dir=state_dir or default_state_dir(),
         listen=listen,
-        config=load_config(config) if config is not None else None,
+        config=loaded,
         allow_root=allow_root,
         on_ready=lambda url: say(f"corral server ready at {url}"),
     )

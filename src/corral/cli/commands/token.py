@@ -28,6 +28,7 @@ class TokenRole(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
     AGENT = "agent"
+    PROVISIONER = "provisioner"
 
 
 @app.command()
@@ -38,7 +39,7 @@ def create(
         TokenRole | None,
         typer.Option(
             help="viewer (default) reads, operator runs and cancels, admin also manages tokens, "
-            "agent is a static agent and needs --labels."
+            "agent is a static agent and needs --labels, provisioner reports about instances and does nothing else."
         ),
     ] = None,
     labels: Annotated[

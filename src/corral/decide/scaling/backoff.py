@@ -7,8 +7,9 @@ began makes it longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping
 
+from corral.decide.scaling.terms import Supply
 from corral.model.pools import Backoff
 from corral.model.records import PoolHealth
 
@@ -26,10 +27,15 @@ def doubles(known: PoolHealth | None, requested_at: int) -> bool:
 
 
 def after_failure(
-    health: Mapping[str, PoolHealth], failed: Set[str], pace: Backoff, now: int
+    health: Mapping[str, PoolHealth], failed: Iterable[Supply], pace: Backoff, now: int
 ) -> Mapping[str, PoolHealth]:
     """As it will be when this plan is committed: a pool that just failed is not asked again at once."""
-    return {**health, **{pool: _failing(health.get(pool), pool, pace, now) for pool in failed}}
+    after = dict(health)
+    for item in failed:
+        known = after.get(item.pool)
+        if item.requested_at is None or doubles(known, item.requested_at):
+            after[item.pool] = _failing(known, item.pool, pace, now)
+    return after
 
 
 def _failing(known: PoolHealth | None, pool: str, pace: Backoff, now: int) -> PoolHealth:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,8 +54,10 @@ def plan(
         if (reason := giving.due(item, by_pool.get(item.pool), now)) is not None
     }
     pass_ = _Pass.of(demand, supply, pools, caps, health, due, now, tokens)
+    alike: dict[Wanted, Wanted] = {}
     for item in demand:
-        pass_.serve(item)
+        # One object for what many jobs ask alike: it is looked up several times for each, and found by identity.
+        pass_.serve(item, alike.setdefault(item.wanted, item.wanted))
     pass_.outrank_warmth()
     pass_.cut()
     pass_.expire()
@@ -67,6 +69,7 @@ def plan(
 class _Pass:
     pools: Sequence[Pool]
     by_pool: Mapping[str, Pool]
+    by_label: Mapping[str, list[Pool]]
     supply: Sequence[Supply]
     caps: Caps
     now: int
@@ -101,20 +104,25 @@ class _Pass:
     ) -> _Pass:
         by_pool = {pool.name: pool for pool in pools}
         queued = {item.job_id for item in demand}
-        late = {item.pool for item in supply if due.get(item.agent_id) is ReleaseReason.SPAWN_TIMEOUT}
+        late = [item for item in supply if due.get(item.agent_id) is ReleaseReason.SPAWN_TIMEOUT]
         room = Room(caps=caps, now=now, tokens=tokens)
         room.closed = close(pools, after_failure(health, late, caps.backoff, now), now)
         room.running = running(supply, pools)
         for item in supply:
-            if not item.static:
+            if not item.static and not (item.unsent and item.agent_id in due):
                 held = holding(item)
                 # What leaves holds its slot until it is gone, but is not being created any more.
                 held.creating = 0 if item.agent_id in due else held.creating
                 room.hold(held)
         back = (replace(item, cordon=None) for item in supply if giving.may_return(item, by_pool.get(item.pool)))
+        by_label: dict[str, list[Pool]] = defaultdict(list)
+        for pool in pools:
+            for label in pool.labels:
+                by_label[label].append(pool)
         return cls(
             pools=pools,
             by_pool=by_pool,
+            by_label=by_label,
             supply=supply,
             caps=caps,
             now=now,
@@ -137,21 +145,21 @@ class _Pass:
 
     # --- jobs ---
 
-    def serve(self, item: Demand) -> None:
+    def serve(self, item: Demand, wanted: Wanted) -> None:
         """By what is there or on its way, else by a new instance, else with the reason why not."""
-        taken = self.usable.take(item)
+        taken = self.usable.take(item, wanted)
         if taken is not None:
             self._begin(item, taken)
             return
-        outcome = self._place(item)
+        outcome = self._place(item, wanted)
         if isinstance(outcome, Creation):
             self.creations.append(outcome)
         elif not self._take_back(item, outcome):
             self.unplaced.append(outcome)
 
     def _begin(self, item: Demand, taken: Supply) -> None:
-        """The job runs there, unless its pool has as many jobs as it may."""
-        left = self.room.running.get(taken.pool)
+        """The job runs there, unless its pool has as many jobs as it may; a provisioning one waits for no limit."""
+        left = None if item.provisioning else self.room.running.get(taken.pool)
         if left is None:
             self.covered.append(item.job_id)
         elif left > 0:
@@ -164,7 +172,7 @@ class _Pass:
         """At a cap, an agent that was to go for no other reason than that nobody needed it serves after all."""
         if outcome.reason in (NotDone.NO_POOL, NotDone.CREATES_EXHAUSTED, NotDone.AT_MAX_RUNNING):
             return False
-        taken = self.returning.take(item)
+        taken = self.returning.take(item, item.wanted) if self.returning else None
         if taken is None:
             return False
         if self.blocked and self.blocked[-1][1].job_id == item.job_id:
@@ -174,14 +182,14 @@ class _Pass:
         self._begin(item, taken)
         return True
 
-    def _place(self, item: Demand) -> Creation | Unplaced:
-        way = self._way(item)
+    def _place(self, item: Demand, wanted: Wanted) -> Creation | Unplaced:
+        way = self._way(item, wanted)
         if not way:
             return self._nowhere(item)
         if item.creates >= self.caps.creates_per_job:
             detail = f"{item.creates} instances were made for this job and none of them ran it"
             return Unplaced(job_id=item.job_id, reason=NotDone.CREATES_EXHAUSTED, pool=way[0].name, detail=detail)
-        kind = (item.wanted, item.cpu, item.memory, item.provisioning)
+        kind = (wanted, item.cpu, item.memory, item.provisioning)
         known = self._refused.get(kind)
         if known is None:
             outcome = self._try(item, way, kind)
@@ -218,12 +226,18 @@ class _Pass:
         self._refused[kind] = (_told(_NOBODY, first), waits)
         return self._refused[kind]
 
-    def _way(self, item: Demand) -> tuple[Pool, ...]:
-        key = (item.wanted, item.provisioning)
+    def _way(self, item: Demand, wanted: Wanted) -> tuple[Pool, ...]:
+        key = (wanted, item.provisioning)
         way = self._ways.get(key)
         if way is None:
-            way = self._ways[key] = candidates(item, self.pools)
+            way = self._ways[key] = candidates(item, self._near(item.wanted))
         return way
+
+    def _near(self, wanted: Wanted) -> Sequence[Pool]:
+        """Pools that have the job's rarest label: the others cannot fit."""
+        if not wanted.labels:
+            return self.pools
+        return min((self.by_label.get(label, []) for label in wanted.labels), key=lambda some: len(some))
 
     def _nowhere(self, item: Demand) -> Unplaced:
         """No pool fits: perhaps a static agent does, which is away or busy."""

@@ -102,6 +102,9 @@ class Supply:
     lost: bool = False
     static: bool = False
     """Of no pool: it serves demand, counts for no cap, and is nobody's to release."""
+    requested_at: int | None = None
+    unsent: bool = False
+    """Nobody began to make it: once released it is gone at once."""
     event: bool = False
     """Made by a user's own provisioner."""
     provisioning: bool = False

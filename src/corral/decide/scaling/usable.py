@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.decide.dispatching import RELEASE_GRACE
-from corral.decide.matching import Offered, Wanted, fits
+from corral.decide.matching import Offered, Size, Wanted, fits
 from corral.decide.scaling.terms import Demand, Supply
 from corral.model.ids import JobId
 from corral.model.states import ProvisionState
@@ -20,6 +20,7 @@ class _Class(NamedTuple):
 
     offered: Offered
     event: bool
+    size: Size
 
 
 @dataclass(kw_only=True)
@@ -29,7 +30,7 @@ class Usable:
     reserved: list[Supply] = field(default_factory=list)
     """Bound, its job neither queued nor long enough away: it serves nobody yet."""
     _by_label: dict[str, list[_Class]] = field(default_factory=lambda: defaultdict(list))
-    _ways: dict[tuple[Wanted, bool], list[_Class]] = field(default_factory=dict)
+    _ways: dict[tuple[Wanted, bool, float | None, int | None], list[_Class]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, supply: Iterable[Supply], queued: set[JobId], now: int) -> Usable:
@@ -40,7 +41,8 @@ class Usable:
             if item.bound is not None and item.bound in queued:
                 usable.bound.setdefault(item.bound, item)
             elif _free(item, now):
-                usable.free.setdefault(_Class(item.offered, item.event), []).append(item)
+                size = Size(cpu=item.cpu, memory=item.memory)
+                usable.free.setdefault(_Class(item.offered, item.event, size), []).append(item)
             else:
                 usable.reserved.append(item)
         for key, items in usable.free.items():
@@ -50,13 +52,16 @@ class Usable:
                 usable._by_label[label].append(key)
         return usable
 
-    def take(self, demand: Demand) -> Supply | None:
+    def __bool__(self) -> bool:
+        return bool(self.bound or self.free)
+
+    def take(self, demand: Demand, wanted: Wanted) -> Supply | None:
         """Its own instance first, then one of the smallest class that fits: an order that does not depend on what
         else is there, so that releasing what is left over changes no choice."""
         own = self.bound.pop(demand.job_id, None)
-        if own is not None:
+        if own is not None and not (demand.provisioning and own.event):
             return own
-        key = (demand.wanted, demand.provisioning)
+        key = (wanted, demand.provisioning, demand.cpu, demand.memory)
         way = self._ways.get(key)
         if way is None:
             way = self._ways[key] = self._way(demand)
@@ -74,16 +79,24 @@ class Usable:
         near = list(self.free)
         if wanted.labels:
             near = min((self._by_label.get(label, []) for label in wanted.labels), key=lambda some: len(some))
-        fitting = [key for key in near if fits(wanted, key.offered) and not (demand.provisioning and key.event)]
-        return sorted(fitting, key=_size, reverse=True)
+        asked = Size(cpu=demand.cpu, memory=demand.memory)
+        fitting = [
+            key
+            for key in near
+            if key.size.holds(asked) and fits(wanted, key.offered) and not (demand.provisioning and key.event)
+        ]
+        return sorted(fitting, key=_rank, reverse=True)
 
     def left(self) -> list[Supply]:
         return [item for items in self.free.values() for item in items]
 
 
-def _size(key: _Class) -> tuple[int, list[str], list[str], bool, bool]:
-    offered = key.offered
-    return len(offered.labels), sorted(offered.labels), sorted(offered.mandatory), offered.default, key.event
+def _rank(key: _Class) -> tuple[object, ...]:
+    """The smallest first, and the same order whatever else is there."""
+    offered, size = key.offered, key.size
+    large = (size.cpu is None, size.cpu or 0.0, size.memory is None, size.memory or 0)
+    labels = (len(offered.labels), sorted(offered.labels), sorted(offered.mandatory))
+    return (*labels, offered.default, key.event, large)
 
 
 def can_serve(item: Supply, now: int) -> bool:

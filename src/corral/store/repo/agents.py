@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from corral.model.ids import AgentId, JobId
 from corral.model.labels import Labels
 from corral.model.records import Agent, Hold
 from corral.model.states import AGENT, AgentEvent, AgentState
-from corral.store.repo.rows import NOW, NULL, change, columns, many, one
+from corral.store.repo.rows import BUMP, NOW, NULL, add_row, change, columns, many, one
 from corral.store.tables import agents, db_now
 from corral.wire.messages import Facts
 
@@ -46,17 +46,19 @@ def add(
     project: str,
     key_digest: str | None = None,
 ) -> None:
-    connection.execute(
-        insert(agents).values(
-            id=id,
-            pool=pool,
-            kind=kind,
-            labels=labels,
-            project=project,
-            key_digest=key_digest,
-            state=AGENT.initial,
-            created_at=db_now(),
-        )
+    add_row(
+        connection,
+        agents,
+        {
+            "id": id,
+            "pool": pool,
+            "kind": kind,
+            "labels": labels,
+            "project": project,
+            "key_digest": key_digest,
+            "state": AGENT.initial,
+            "created_at": NOW,
+        },
     )
 
 
@@ -154,6 +156,24 @@ def uncordon(connection: Connection, agent_id: AgentId) -> bool:
     return done.rowcount == 1
 
 
+def unresponsive(connection: Connection) -> tuple[AgentId, ...]:
+    """Static agents that are connected and get no offers because they answered none."""
+    query = select(agents.c.id).where(
+        agents.c.kind == "static", agents.c.state == AgentState.ONLINE, agents.c.cordon_reason == "unresponsive"
+    )
+    return tuple(connection.execute(query.order_by(agents.c.id)).scalars())
+
+
+def try_again(connection: Connection, agent_id: AgentId) -> bool:
+    """Offers for an agent that answered none. What it missed stays counted: one more, and it is cordoned again."""
+    done = connection.execute(
+        update(agents)
+        .where(agents.c.id == agent_id, agents.c.cordon_reason == "unresponsive")
+        .values(cordon_reason=None, version=agents.c.version + 1)
+    )
+    return done.rowcount == 1
+
+
 def hold(connection: Connection, agent_id: AgentId, what: Hold, *, by: str, hand_back_at: int | None = None) -> bool:
     """Nothing is offered to it any more, whatever it has in hand. False: it has ended."""
     done = connection.execute(
@@ -195,9 +215,7 @@ def answered(connection: Connection, agent_id: AgentId) -> None:
 
 def knock(connection: Connection, agent_id: AgentId) -> None:
     """A verified hello, whatever it will be answered."""
-    connection.execute(
-        update(agents).where(agents.c.id == agent_id).values(knocked_at=db_now(), version=agents.c.version + 1)
-    )
+    change(connection, agents, {"id": agent_id}, {"knocked_at": NOW})
 
 
 def register(
@@ -216,24 +234,20 @@ def register(
     """
     if AGENT.advance(agent.state, AgentEvent.REGISTER) is not AgentState.ONLINE:
         return None
-    done = connection.execute(
-        update(agents)
-        .where(agents.c.id == agent.id, agents.c.version == agent.version)
-        .values(
-            state=AgentState.ONLINE,
-            session=agents.c.session + 1,
-            coordinator_id=coordinator_id,
-            boot_id=boot_id,
-            connection=number,
-            facts=facts,
-            labels=labels,
-            connected_at=db_now(),
-            disconnected_at=None,
-            idle_since=db_now(),
-            version=agents.c.version + 1,
-        )
-    )
-    return agent.session + 1 if done.rowcount == 1 else None
+    values = {
+        "state": AgentState.ONLINE,
+        "session": BUMP,
+        "coordinator_id": coordinator_id,
+        "boot_id": boot_id,
+        "connection": number,
+        "facts": facts,
+        "labels": labels,
+        "connected_at": NOW,
+        "disconnected_at": None,
+        "idle_since": NOW,
+    }
+    done = change(connection, agents, {"id": agent.id, "version": agent.version}, values)
+    return agent.session + 1 if done == 1 else None
 
 
 def disconnect(connection: Connection, agent_id: AgentId, session: int) -> bool:

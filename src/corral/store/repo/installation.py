@@ -26,6 +26,28 @@ def fact(connection: Connection, key: str, made: str) -> str:
     return found
 
 
+def set_fact(connection: Connection, key: str, value: str) -> None:
+    if connection.execute(update(meta).where(meta.c.key == key).values(value=value)).rowcount == 0:
+        connection.execute(insert(meta).values(key=key, value=value))
+
+
+def epoch_of(connection: Connection, name: str) -> tuple[int, int] | None:
+    """Of the current term; None: there never was one."""
+    row = connection.execute(select(lease.c.generation, lease.c.counter).where(lease.c.name == name)).first()
+    return None if row is None else (row.generation, row.counter)
+
+
+def raise_generation(connection: Connection, name: str) -> int:
+    """End the current term: the next one's epoch is above every one that this installation can have used before. The
+    new generation, 0 where there never was a term."""
+    row = connection.execute(select(lease.c.generation).where(lease.c.name == name)).first()
+    if row is None:
+        return 0
+    generation: int = max(row.generation + 1, now(connection) // 1_000_000)
+    connection.execute(update(lease).where(lease.c.name == name).values(generation=generation))
+    return generation
+
+
 def take_lease(connection: Connection, name: str, holder: str) -> tuple[int, int]:
     """Begin a term as the only holder there can be (the file lock is the fence); the epoch (generation, counter)."""
     row = connection.execute(select(lease.c.generation, lease.c.counter).where(lease.c.name == name)).first()

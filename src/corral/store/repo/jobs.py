@@ -258,7 +258,10 @@ _RANKED = (
     select(*_HEAD, jobs.c.run_id.label("of_run"), jobs.c.ordinal)
     .add_columns(
         func.row_number()
-        .over(partition_by=(jobs.c.provisioning, jobs.c.labels, jobs.c.excludes), order_by=_OLDEST)
+        .over(
+            partition_by=(jobs.c.provisioning, jobs.c.labels, jobs.c.excludes, jobs.c.cpu, jobs.c.memory),
+            order_by=_OLDEST,
+        )
         .label("place")
     )
     .where(jobs.c.state == JobState.QUEUED, jobs.c.ready_at <= db_now())

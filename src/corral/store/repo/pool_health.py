@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from corral.model.records import PoolHealth
 from corral.store.repo.rows import columns, many
 from corral.store.tables import db_now, pool_health
 
+_SUCCEEDED = delete(pool_health).where(pool_health.c.pool == bindparam("pool"))
 _HEALTH = select(*columns(pool_health, PoolHealth))
 
 
@@ -32,4 +33,4 @@ def error(connection: Connection, pool: str, error: str) -> None:
 
 
 def succeeded(connection: Connection, pool: str) -> None:
-    connection.execute(delete(pool_health).where(pool_health.c.pool == pool))
+    connection.execute(_SUCCEEDED, {"pool": pool})

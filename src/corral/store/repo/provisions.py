@@ -21,6 +21,7 @@ from corral.store.tables import agents, db_now, provisions
 
 _PROVISION = columns(provisions, Provision)
 # Asked in every pass of a loop: building these costs several times what running them does.
+_GET = select(*_PROVISION).where(provisions.c.agent_id == bindparam("agent_id"))
 _LIVE_PROVISIONS = (
     select(*_PROVISION)
     .where(provisions.c.state != ProvisionState.GONE)
@@ -31,6 +32,8 @@ _OF_HOST = (
     .where(provisions.c.host_id == bindparam("host_id"), provisions.c.state.in_(bindparam("states", expanding=True)))
     .order_by(provisions.c.requested_at, provisions.c.agent_id)
 )
+LISTED = 10_000
+"""Rows in one list: more than any installation has instances, and no more than an answer can hold."""
 LIVE = (ProvisionState.REQUESTED, ProvisionState.ACTIVE, ProvisionState.RELEASING, ProvisionState.ABANDONED)
 
 
@@ -39,12 +42,22 @@ def add(connection: Connection, **values: Any) -> None:
 
 
 def get(connection: Connection, agent_id: AgentId) -> Provision | None:
-    return one(Provision, connection.execute(select(*_PROVISION).where(provisions.c.agent_id == agent_id)).first())
+    return one(Provision, connection.execute(_GET, {"agent_id": agent_id}).first())
 
 
 def live(connection: Connection) -> tuple[Provision, ...]:
     """Every provision that is not gone."""
     return many(Provision, connection.execute(_LIVE_PROVISIONS))
+
+
+def listed(connection: Connection, state: ProvisionState | None, pool: str | None) -> tuple[Provision, ...]:
+    """Newest first, at most LISTED of them; without a state those that are not gone."""
+    wanted = provisions.c.state != ProvisionState.GONE if state is None else provisions.c.state == state
+    query = select(*_PROVISION).where(wanted)
+    if pool is not None:
+        query = query.where(provisions.c.pool == pool)
+    query = query.order_by(provisions.c.requested_at.desc(), provisions.c.agent_id.desc()).limit(LISTED)
+    return many(Provision, connection.execute(query))
 
 
 def of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
@@ -146,7 +159,17 @@ def advance(
     unsent = event is ProvisionEvent.UNSENT and row.backend == EVENT
     if unsent and not deliveries.drop_unsent(connection, row.agent_id):
         raise Conflict("the provisioner was asked for it meanwhile")
+    if row.backend == EVENT:
+        _settle_deliveries(connection, row.agent_id, after)
     return True
+
+
+def _settle_deliveries(connection: Connection, agent_id: AgentId, state: ProvisionState) -> None:
+    """What waits to be sent is not wanted any more once the instance is confirmed gone, or given up."""
+    if state is ProvisionState.GONE:
+        deliveries.finish_open(connection, agent_id)
+    elif state is ProvisionState.ABANDONED:
+        deliveries.fail_open(connection, agent_id, "given up")
 
 
 def write(connection: Connection, row: Provision, **values: Any) -> bool:

@@ -20,7 +20,6 @@ _GET = select(*_COLUMNS).where(runs.c.id == bindparam("id"))
 _BY_DEDUPE = select(*_COLUMNS).where(runs.c.dedupe == bindparam("dedupe"))
 LIVE = tuple(state for state in RunState if state not in RUN.terminal)
 _LIVE = select(runs.c.id).where(runs.c.state.in_(LIVE)).order_by(runs.c.created_at)
-_PROVISIONING = select(runs.c.id).where(runs.c.state.in_(LIVE), runs.c.provisioning)
 _OVERDUE = select(runs.c.id).where(runs.c.state.in_((RunState.QUEUED, RunState.RUNNING)), runs.c.deadline_at < db_now())
 
 
@@ -69,11 +68,6 @@ def page(
 def live(connection: Connection) -> tuple[RunId, ...]:
     """Ids of runs that have not ended, oldest first."""
     return tuple(connection.execute(_LIVE).scalars())
-
-
-def provisioning(connection: Connection) -> frozenset[RunId]:
-    """Runs that have not ended and that make or end instances themselves."""
-    return frozenset(connection.execute(_PROVISIONING).scalars())
 
 
 def overdue(connection: Connection) -> tuple[RunId, ...]:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``corral provisioner verify``: an adversary for a user's provisioner."""
