@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 
 from corral.backends.event.fake import Made
-from corral.model.pools import Backoff, Caps
+from corral.model.pools import Caps
 from tests.control.events import EventRig, pool, with_events
 from tests.control.rig import job
 
@@ -64,5 +64,5 @@ def test_a_thousand_jobs_on_two_hundred_instances_with_failures() -> None:
         assert len(waits) == JOBS
         assert max(waits) < BOUND
 
-    caps = Caps(concurrent_creates=CAP, creates_per_job=20, backoff=Backoff(base=0.5, most=2.0))
+    caps = Caps(concurrent_creates=CAP, creates_per_job=20, backoff_base=0.5, backoff_max=2.0)
     with_events(scenario, pools=(pool(CAP),), caps=caps, prepare=prepare)

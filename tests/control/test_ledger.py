@@ -60,6 +60,7 @@ def test_one_is_shown_with_its_story_and_its_events(world: World) -> None:
         "instance agent_a was asked for in pool p (event)",
         "the instance was released: it refuses",
         "scale-up is dropped after 0 sendings",
+        "scale-down is failed after 0 sendings: given up",
     ]
     with pytest.raises(NotFound):
         world.read(ledger.shown, AgentId("agent_q"))

@@ -194,12 +194,12 @@ def test_an_instance_that_ended_by_itself_settles_its_job_and_is_cleaned_up(worl
     world.agent_up()
     world.running(job)
     wake = Wake()
-    world.write(_settle_ending, Ending(agent_id=AGENT, detail="exit 137"), wake, Backoff())
+    world.write(_settle_ending, Ending(agent_id=AGENT, detail="exit 137"), wake, Backoff(), blamed=True)
     after = world.only(job.run_id)
     assert (after.state, after.reason, after.detail) == (JobState.FAILED, Reason.INSTANCE_LOST, "exit 137")
     leader.run()
     assert (world.provision().state, world.provision().release_reason) == (ProvisionState.RELEASING, "instance-ended")
-    world.write(_settle_ending, Ending(agent_id=AGENT, detail="again"), Wake(), Backoff())
+    world.write(_settle_ending, Ending(agent_id=AGENT, detail="again"), Wake(), Backoff(), blamed=True)
     assert world.read(pool_health_rows.every) == (), "an agent that had come up is no failure of its pool"
 
 

@@ -144,7 +144,7 @@ class Interleavings(RuleBasedStateMachine):
         row = self.pick(number, ProvisionState.REQUESTED, ProvisionState.ACTIVE)
         if row is not None:
             ending = Ending(agent_id=row.agent_id, detail="exit 1")
-            self.world.write(_settle_ending, ending, Wake(), self.leader.caps.backoff)
+            self.world.write(_settle_ending, ending, Wake(), self.leader.caps.backoff, blamed=True)
 
     @rule(number=st.integers(0, 9))
     def give_and_finish(self, number: int) -> None:

@@ -35,6 +35,7 @@ from corral.model.views import (
     PoolView,
     ProvisionView,
     RegisterWorkflows,
+    ReloadView,
     Rerun,
     RotateToken,
     RunView,
@@ -507,6 +508,10 @@ class FakeApi:
 
     async def inventory_now(self) -> LedgerView:
         return await self.ledger()
+
+    async def reload_config(self) -> ReloadView:
+        self._check()
+        return ReloadView(added=("new",))
 
     async def approve_strays(self, *, by: str = "") -> EpochView:
         self._check()

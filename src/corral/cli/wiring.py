@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from corral.backends.process.backend import ProcessBackend
     from corral.client import Client
     from corral.control.coordinator import Coordinator
+    from corral.control.fleet import Loader
     from corral.web.serve import WebServer
 
 log = logging.getLogger(__name__)
@@ -84,12 +85,14 @@ async def assemble(
     tied: bool = False,
     slots: bool = False,
     unroutable_after: float | None = None,
+    load: Loader | None = None,
 ) -> Assembly:
     """Open the stores below ``state_dir`` and put a coordinator on them; nothing runs yet.
 
     :raises StoreMisconfigured: the database is held by another process, damaged, or of a newer release.
     """
     from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+    from corral.control.fleet import Fleet, nothing_to_load
     from corral.runtime.sealing import Sealer, load_key
     from corral.store.logdir import LogDirectory
     from corral.store.sourcedir import SourceDirectory
@@ -112,6 +115,7 @@ async def assemble(
         if ways is not None:
             closers.append(ways.close)
         pools = tuple(to_pool(pool) for pool in config.pools)
+        fleet = Fleet(pools, to_caps(config), load or nothing_to_load)
         timing = config.timing
         coordinator = Coordinator(
             clock=clock,
@@ -120,7 +124,7 @@ async def assemble(
             sealer=sealer,
             identity=identity,
             backends=backends,
-            pools=lambda: pools,
+            pools=fleet,
             deliverer=ways,
             settings=CoordinatorSettings(
                 urls=urls,

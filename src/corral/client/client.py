@@ -39,6 +39,7 @@ from corral.model.views import (
     Problem,
     ProvisionView,
     RegisterWorkflows,
+    ReloadView,
     Rerun,
     RotateToken,
     RunView,
@@ -150,6 +151,9 @@ class Client:
 
     async def inventory_now(self) -> LedgerView:
         return await self._send("POST", "provisioner/inventory", LedgerView)
+
+    async def reload_config(self) -> ReloadView:
+        return await self._send("POST", "config/reload", ReloadView)
 
     async def approve_strays(self) -> EpochView:
         return await self._send("POST", "provisioner/approve-strays", EpochView)

@@ -29,6 +29,7 @@ from corral.model.views import (
     PoolView,
     ProvisionView,
     RegisterWorkflows,
+    ReloadView,
     Rerun,
     RotateToken,
     RunView,
@@ -253,6 +254,10 @@ class Api(Protocol):
 
     async def inventory_now(self) -> LedgerView:
         """Every provisioner is asked for its instances at once; the answer is what is known before that."""
+        ...
+
+    async def reload_config(self) -> ReloadView:
+        """Read the configuration again, all of it or none. :raises Invalid: every fault; nothing has changed."""
         ...
 
     async def approve_strays(self, *, by: str = "") -> EpochView: ...

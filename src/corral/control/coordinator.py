@@ -37,6 +37,7 @@ from corral.control.deliverers import ByKind
 from corral.control.diagnose import Subject
 from corral.control.dispatcher import Dispatcher
 from corral.control.failures import FailureTracker
+from corral.control.fleet import Fleet
 from corral.control.host import Host
 from corral.control.inventory import Inventories
 from corral.control.limiter import AddressLimiter
@@ -77,6 +78,7 @@ from corral.model.views import (
     PoolView,
     ProvisionView,
     RegisterWorkflows,
+    ReloadView,
     Rerun,
     RotateToken,
     RunView,
@@ -178,7 +180,7 @@ class Coordinator:
         sealer: Sealer,
         identity: Identity,
         backends: Mapping[str, Backend],
-        pools: Callable[[], tuple[Pool, ...]],
+        pools: Callable[[], tuple[Pool, ...]] | Fleet,
         settings: CoordinatorSettings,
         bell_: Bell | None = None,
         deliverer: Deliverer | None = None,
@@ -200,7 +202,10 @@ class Coordinator:
         self._sources = stores.sources
         self._sealer = sealer
         self._backends = backends
+        self.fleet = pools if isinstance(pools, Fleet) else Fleet(pools(), settings.caps)
+        pools = pools.pools if isinstance(pools, Fleet) else pools
         self._pools = pools
+        caps = self.fleet.caps
         self._lines = LastLines()
         self._started_at = clock.now()
         self.inventories = Inventories(clock, self._db, identity.cluster_id, flap_grace=settings.flap_grace)
@@ -225,7 +230,7 @@ class Coordinator:
             sealer,
             self.bell,
             Term(holder=identity.coordinator_id, epoch=identity.epoch),
-            ScalerSettings(pools=pools, caps=lambda: settings.caps, unroutable_after=settings.unroutable_after),
+            ScalerSettings(pools=pools, caps=caps, unroutable_after=settings.unroutable_after),
         )
         self.host = Host(
             clock,
@@ -239,7 +244,7 @@ class Coordinator:
             cluster_id=identity.cluster_id,
             urls=settings.urls,
             metrics=self.counters,
-            pace=lambda: settings.caps.backoff,
+            pace=lambda: caps().backoff,
         )
         self.sweeper = Sweeper(
             clock,
@@ -275,7 +280,7 @@ class Coordinator:
                 ),
                 inventories=self.inventories,
                 on_term_over=self._new_term,
-                pace=lambda: settings.caps.backoff,
+                pace=lambda: caps().backoff,
             )
         self.services: tuple[Service, ...] = (self.sweeper, self.dispatcher, self.host, self.scaler)
         if self.outbox is not None:
@@ -286,7 +291,7 @@ class Coordinator:
             epoch=identity.epoch,
             directories=settings.directories,
             pools=pools,
-            caps=lambda: settings.caps,
+            caps=caps,
             failures=self.failures,
         )
         self._telemetry.watch(self.services, self.bell)
@@ -347,6 +352,7 @@ class Coordinator:
         # Every loop begins below here, and inherits it.
         bind(coordinator=self.identity.coordinator_id)
         await self._recover()
+        self.fleet.remember(await self._db.read(provisions_rows.live))
         await self._telemetry.follow_failures(self._db, counted=False)
         for service in self.services:
             await service.start()
@@ -461,7 +467,7 @@ class Coordinator:
             logs=self._logs,
             backends=self._backends,
             pools=self._pools(),
-            caps=settings.caps,
+            caps=self.fleet.caps(),
             services=() if settings.offline else self.services,
             failures=self.failures,
             holder=self.identity.coordinator_id,
@@ -691,6 +697,11 @@ class Coordinator:
         isolation = {kind: str(backend.isolation) for kind, backend in self._backends.items()}
         return await self._db.read(lambda c: queries.pool_views(c, self._pools(), self._reasons(), isolation))
 
+    async def reload_config(self) -> ReloadView:
+        view = await self.fleet.reload()
+        self.bell.ring(bell.SCALE, bell.QUEUE, bell.HOST)
+        return view
+
     async def provisions(self, *, state: str = "", pool: str = "") -> tuple[ProvisionView, ...]:
         return await self._db.read(lambda c: ledger.listed(c, state=state, pool=pool))
 
@@ -710,7 +721,7 @@ class Coordinator:
     # --- provisioners ---
 
     async def report_provision(self, agent_id: AgentId, said: ProvisionReport) -> ReportView:
-        view = await self._db.write(lambda c: hearing.report(c, agent_id, said, self.settings.caps.backoff))
+        view = await self._db.write(lambda c: hearing.report(c, agent_id, said, self.fleet.caps().backoff))
         self.bell.ring(bell.OUTBOX, bell.SCALE)
         return view
 

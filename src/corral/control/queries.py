@@ -440,9 +440,10 @@ def pool_views(
                 queued=len(routed),
                 waiting_reason=waiting,
                 last_error=health[pool.name].last_error if pool.name in health else "",
+                draining=pool.draining,
             )
         )
-    return tuple(views)
+    return tuple(view for view in views if view.agents or not view.draining)
 
 
 def _cold(pool: Pool, reasons: Reasons) -> str:

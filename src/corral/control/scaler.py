@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
@@ -150,7 +150,7 @@ class Scaler(Service):
         if not self.draining:
             requests = [self._request(creation, by_name[creation.pool]) for creation in plan.creations]
             for start in range(0, len(requests), GROUP):
-                await self._admit(requests[start : start + GROUP], caps)
+                await self._admit(requests[start : start + GROUP])
         if plan:
             self._bell.ring(bell.HOST, bell.QUEUE)
 
@@ -160,7 +160,11 @@ class Scaler(Service):
         sealed = self._sealer.seal(claim, identity)
         return Request(creation=creation, pool=pool, identity=identity, claim=claim, sealed=sealed)
 
-    async def _admit(self, requests: list[Request], caps: Caps) -> None:
+    async def _admit(self, requests: list[Request]) -> None:
+        """By the caps and pools of this moment: a reload during a pass holds from then on."""
+        now = {pool.name: pool for pool in self._settings.pools() if not pool.draining}
+        requests = [replace(each, pool=now[each.pool.name]) for each in requests if each.pool.name in now]
+        caps = self._settings.caps()
         try:
             answers = await self._database.write(lambda c: admission.admit(c, self._term, requests, caps))
         except Conflict as error:

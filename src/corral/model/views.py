@@ -245,6 +245,20 @@ class PoolView(Struct, frozen=True, kw_only=True):
     queued: int = 0
     waiting_reason: str = ""
     last_error: str = ""
+    draining: bool = False
+    """Removed from the configuration: nothing new is made in it, and it is forgotten with its last agent."""
+
+
+class ReloadView(Struct, frozen=True, kw_only=True):
+    """What a reload changed, by the names of pools. ``at_next_start``: settings that were changed in the file and are
+    read only when the server starts."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    """They drain."""
+    caps_changed: bool = False
+    at_next_start: tuple[str, ...] = ()
 
 
 class WhyView(Struct, frozen=True, kw_only=True):

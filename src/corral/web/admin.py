@@ -18,6 +18,7 @@ from corral.model.views import (
     DiagnoseView,
     NewToken,
     PoolView,
+    ReloadView,
     RotateToken,
     ServerView,
     TokenView,
@@ -108,6 +109,19 @@ async def list_agents(call: Call) -> ASGIApp:
 async def list_pools(call: Call) -> ASGIApp:
     """List the pools with what they hold and what stops them."""
     return json_answer(await call.api.pools())
+
+
+@operation(
+    "POST",
+    "/api/v1/config/reload",
+    role=Role.ADMIN,
+    answers=(Answer(status=200, description="What changed.", body=ReloadView),),
+    errors=(409, 422),
+    tag="server",
+)
+async def reload_config(call: Call) -> ASGIApp:
+    """Read the configuration again: all of it, or every fault and nothing changed."""
+    return json_answer(await call.api.reload_config())
 
 
 @operation(

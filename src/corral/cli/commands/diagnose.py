@@ -29,7 +29,7 @@ def command(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check everything that can stand in the way of jobs, and say what to do.
+    """Check what can stand in the way of jobs, and say what to do.
 
     Exit code 0: all is well. 1: there are warnings. 2: something failed. Without a server it looks at the state
     directory itself.

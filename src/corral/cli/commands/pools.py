@@ -34,7 +34,7 @@ def command(context: typer.Context, state_dir: StateDir = None, url: Url = None,
             str(pool.busy),
             str(pool.queued),
             pool.isolation or "-",
-            pool.last_error or pool.waiting_reason or " ".join(pool.labels),
+            ("draining: " if pool.draining else "") + (pool.last_error or pool.waiting_reason or " ".join(pool.labels)),
         )
         for pool in pools
     ]

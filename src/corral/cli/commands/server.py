@@ -47,7 +47,7 @@ def command(
     options = ServerOptions(
         state_dir=state_dir or default_state_dir(),
         listen=listen,
-        config=loaded,
+        config=config,
         allow_root=allow_root,
         on_ready=lambda url: say(f"corral server ready at {url}"),
     )
