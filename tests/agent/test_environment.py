@@ -40,6 +40,8 @@ def test_only_what_a_pattern_names_is_inherited() -> None:
     agent = {
         "PIP_INDEX_URL": "https://m/simple",
         "UV_INDEX": "https://u:p@m/simple",
+        "UV_PUBLISH_TOKEN": "t",
+        "UV_INDEX_OURS_PASSWORD": "p",
         "SSL_CERT_FILE": "/ca.pem",
         "no_proxy": "localhost",
         "PATH": "/x",
@@ -52,4 +54,5 @@ def test_only_what_a_pattern_names_is_inherited() -> None:
         "no_proxy": "localhost",
     }
     assert inherited(agent, ("*",)).keys() == {"PIP_INDEX_URL", "SSL_CERT_FILE", "no_proxy", "OTHER"}
+    assert inherited(agent, ("UV_*", "UV_PUBLISH_TOKEN")) == {"UV_PUBLISH_TOKEN": "t"}, "somebody decided so"
     assert inherited(agent, ()) == {}

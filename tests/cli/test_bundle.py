@@ -136,6 +136,7 @@ def test_wheels_that_are_not_to_be_had_are_named(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("user", [False, True])
 def test_a_unit_is_one_that_systemd_takes(tmp_path: Path, user: bool) -> None:
+    """60: what the unit hands the agent is what the agent reads: URLs and a token file, and no variable."""
     text = unit(("http://ci.example:7420", "https://b.example"), None, account="root", user=user)
     parsed = configparser.RawConfigParser(strict=False)
     parsed.optionxform = str  # type: ignore[assignment, method-assign]

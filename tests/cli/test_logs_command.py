@@ -23,7 +23,12 @@ TEXT = b"one\n\x1b[31mtwo\x1b[0m\nthree\n"
 
 
 def printed(
-    data: bytes = TEXT, *, digest: str | None = None, size: int | None = None, missing: int = 0
+    data: bytes = TEXT,
+    *,
+    digest: str | None = None,
+    size: int | None = None,
+    missing: int = 0,
+    lost: bool = False,
 ) -> DoubleWiring:
     """One run of one job whose only step printed ``data``, and what its agent reported of it."""
     wiring = DoubleWiring()
@@ -38,8 +43,8 @@ def printed(
     job = wiring.api.job_by_id[job_id]
     step = msgspec.structs.replace(
         job.steps[0],
-        state="succeeded",
-        log_size=len(data) if size is None else size,
+        state="lost" if lost else "succeeded",
+        log_size=None if lost else len(data) if size is None else size,
         log_stored=len(data),
         log_digest=hashlib.sha256(data).hexdigest() if digest is None else digest,
         log_missing=missing,
@@ -60,6 +65,7 @@ def test_a_log_that_is_as_it_was_printed_verifies() -> None:
         (printed(digest="0" * 64), "SHA-256"),
         (printed(size=5), "5 were reported"),
         (printed(digest="", missing=7), "7 bytes are missing"),
+        (printed(lost=True), "how many bytes are missing is not known"),
     ],
 )
 def test_what_differs_is_named_and_the_exit_code_says_so(wiring: DoubleWiring, said: str) -> None:
@@ -68,6 +74,23 @@ def test_what_differs_is_named_and_the_exit_code_says_so(wiring: DoubleWiring, s
     assert shown.stdout.startswith("build, step 0: say: ")
     assert said in shown.stdout
     assert said in json.loads(corral("logs", "--verify", "--json", wiring=wiring).stdout)["fault"]
+
+
+def test_the_log_of_a_lost_agent_says_that_what_is_missing_is_not_known(tmp_path: Path) -> None:
+    """R3, G7: nothing is passed over in silence, however the log is read."""
+    wiring = printed(lost=True)
+    sentence = "log incomplete: its agent never reported its end; how many bytes are missing is not known"
+    shown = corral("logs", wiring=wiring)
+    assert (shown.exit_code, shown.stdout_bytes) == (0, TEXT)
+    assert sentence in shown.stderr
+    assert sentence in corral("logs", "-o", str(tmp_path / "all"), wiring=wiring).stderr
+    assert corral("runs", "show", "latest", wiring=wiring).stdout.rstrip().endswith(sentence)
+
+
+def test_bytes_that_were_stored_and_cannot_be_read_are_damage_also_where_others_are_missing() -> None:
+    shown = corral("logs", wiring=printed(size=len(TEXT) + 5, missing=7))
+    assert shown.exit_code == ExitCode.RUN_FAILED
+    assert f"log damaged: {len(TEXT)} bytes" in shown.stderr
 
 
 def test_lines_that_match_are_shown_with_their_place_and_without_colours() -> None:
@@ -138,7 +161,7 @@ def test_a_run_is_shown_with_its_steps() -> None:
     assert head.split() == ["JOB", "STEP", "STATE", "EXIT", "TOOK", "LOG"]
     assert line.split()[:4] == ["build", "0", "say", "succeeded"]
     assert "23 B" in line
-    assert line.endswith("log incomplete: 7 bytes missing")
+    assert line.endswith("log incomplete: 7 bytes are missing")
     view = json.loads(corral("runs", "show", "latest", "--json", wiring=wiring).stdout)
     assert view["jobs"][0]["steps"][0]["log_missing"] == 7
     assert "STEP" not in corral("runs", "latest", wiring=wiring).stdout

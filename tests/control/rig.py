@@ -170,14 +170,20 @@ class Rig:
         task.add_done_callback(self._tasks.discard)
         return Puppet(wire=wire, agent_id=AgentId(agent_id), key=key, boot_id=boot or f"boot-{self._boots}")
 
-    async def instance(self) -> Puppet:
-        """The agent on the next instance that is made, welcomed."""
+    async def unheard(self) -> AgentId:
+        """The agent of the next instance that is made; it never says a word."""
+        return (await self._made()).agent_id
 
+    async def _made(self) -> InstanceSpec:
         async def made() -> bool:
             return bool(self._specs)
 
         await self.until(made)
-        spec = self._specs.pop(0)
+        return self._specs.pop(0)
+
+    async def instance(self) -> Puppet:
+        """The agent on the next instance that is made, welcomed."""
+        spec = await self._made()
         puppet = self.connect(f"{spec.agent_id}.key-of-{spec.agent_id}")
         await puppet.hello(claim_code=spec.claim_code.reveal())
         await puppet.expect(Welcome)

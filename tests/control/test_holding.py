@@ -395,6 +395,7 @@ def test_50_an_agent_that_is_busy_for_a_moment_does_not_fail_the_job() -> None:
 
 
 def test_a_pool_runs_no_more_jobs_than_it_may_although_it_has_more_agents() -> None:
+    """61: the limit is the pool's, counted by the coordinator; no agent has a setting of its own."""
     pool = Pool(name="p", backend="fake", labels=frozenset({"x"}), max_agents=3, max_running=1)
 
     async def scenario(rig: Rig) -> None:

@@ -238,6 +238,7 @@ def test_another_protocol_spends_no_claim(world: World) -> None:
 
 
 def test_a_static_agent_has_the_labels_of_its_token_and_of_its_host(world: World) -> None:
+    """60: labels are its token's; nothing on the agent's host has to name them, so nothing can name them wrong."""
     world.static()
     welcome = welcomed(world.hello("static", facts=Facts(os="Darwin", arch="arm64", host="Mac.Local", version="1")))
     assert welcome.labels == {"mac", "corral:os:darwin", "corral:arch:arm64", "corral:host:mac.local"}

@@ -5,24 +5,32 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
+
 from corral.control.offers import DEADLINE_MARGIN
+from corral.control.scaler import FLUSH_LIMIT
 from corral.control.session import FLUSH_GRACE
-from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN
+from corral.control.settle import CANCEL_GRACE, CANCEL_MARGIN, SECOND
 from corral.model.ids import JobId, RunId
+from corral.model.pools import Pool
+from corral.runtime.sealing import Sealer
 from corral.wire import close
 from corral.wire.messages import (
+    Accept,
     Cancel,
     FinishedAck,
     HeldJob,
     HeldState,
     LogAck,
     LogPosition,
+    Offer,
     Refused,
     RefusedCode,
+    Start,
     Welcome,
     Withdraw,
 )
-from tests.control.rig import Rig, job, token_of, virtual
+from tests.control.rig import Puppet, Rig, job, token_of, virtual
 
 
 def test_another_process_under_a_live_agents_key_is_told_that_it_is_in_use_and_changes_nothing() -> None:
@@ -243,6 +251,103 @@ def test_g6_a_log_store_that_never_takes_the_rest_holds_the_slot_no_longer_than_
     virtual(scenario, stranded_after=250.0)
 
 
+def test_r3_what_a_lost_agent_still_has_of_the_log_is_taken_when_it_comes_back() -> None:
+    """Late, after the job's end, and its end changes nothing any more: only the log gets longer."""
+
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        run = await rig.run()
+        offer = await first.take()
+        await first.print(offer, b"before, ")
+        await first.expect(LogAck)
+        first.wire.cut()
+
+        async def settled() -> bool:
+            return await rig.state(run) == "failed"
+
+        await rig.until(settled, timeout=rig.settings.lost_after + 10)
+        second = rig.connect(token, boot="same")
+        logs = (LogPosition(step=0, offset=13),)
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.FINISHED, sequence=3, logs=logs)
+        await second.hello(held)
+        (answer,) = (await second.expect(Welcome)).jobs
+        assert (answer.action, answer.logs) == ("stop", (LogPosition(step=0, offset=8),))
+        await second.print(offer, b"after", offset=8)
+        assert (await second.expect(LogAck)).offset == 13
+        await second.finish(offer, size=13)
+        await second.expect(FinishedAck)
+        view = await rig.job(run)
+        assert (view.state, view.reason) == ("failed", "agent_lost")
+        assert [each async for each in await rig.coordinator.read_log(JobId(view.id), step=0)] == [b"before, after"]
+        assert (await rig.coordinator.run(RunId(run.id))).log_incomplete
+
+    virtual(scenario)
+
+
+async def _lost_and_back(rig: Rig, *, holding: bool) -> tuple[Offer, Puppet]:
+    """The agent of an instance whose job was given up while it was away, welcomed again."""
+    run = await rig.run()
+    first = await rig.instance()
+    offer = await first.take()
+    first.wire.cut()
+
+    async def settled() -> bool:
+        return await rig.state(run) == "failed"
+
+    await rig.until(settled, timeout=rig.settings.lost_after + 10)
+    await rig.clock.sleep(30)
+    assert len(rig.host.instances) == 1, "it may still come back"
+    second = rig.connect(f"{first.agent_id}.{first.key}", boot=first.boot_id)
+    held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.RUNNING, sequence=1)
+    await second.hello(*((held,) if holding else ()))
+    assert [answer.action for answer in (await second.expect(Welcome)).jobs] == (["stop"] if holding else [])
+    return offer, second
+
+
+async def _given_back(rig: Rig) -> float:
+    async def gone() -> bool:
+        return not rig.host.instances
+
+    return await rig.until(gone)
+
+
+LOST_POOL = Pool(name="p", backend="fake", labels=frozenset({"x"}), max_agents=1)
+
+
+def test_r3_the_instance_of_a_lost_agent_that_comes_back_is_given_back_once_its_log_is_here() -> None:
+    async def scenario(rig: Rig) -> None:
+        offer, back = await _lost_and_back(rig, holding=True)
+        await back.silent(30.0)
+        assert len(rig.host.instances) == 1, "its log is not here yet"
+        await back.print(offer, b"what it had")
+        await back.expect(LogAck)
+        await back.finish(offer, size=11)
+        await back.expect(FinishedAck)
+        await _given_back(rig)
+
+    virtual(scenario, pools=(LOST_POOL,))
+
+
+def test_the_instance_of_a_lost_agent_that_comes_back_with_nothing_is_given_back_at_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        await _lost_and_back(rig, holding=False)
+        await _given_back(rig)
+
+    virtual(scenario, pools=(LOST_POOL,))
+
+
+def test_a_lost_agent_that_comes_back_and_never_says_the_end_holds_its_instance_for_a_bounded_time() -> None:
+    async def scenario(rig: Rig) -> None:
+        _, back = await _lost_and_back(rig, holding=True)
+        await back.silent(FLUSH_LIMIT / SECOND - 5)
+        assert len(rig.host.instances) == 1
+        await back.silent(6.0)
+        await _given_back(rig)
+
+    virtual(scenario, pools=(LOST_POOL,))
+
+
 def test_an_offer_whose_accept_is_lost_is_withdrawn_when_the_agent_comes_back() -> None:
     async def scenario(rig: Rig) -> None:
         token = await rig.token()
@@ -279,6 +384,66 @@ def test_56_what_was_printed_last_is_stored_before_the_end_is_acknowledged() -> 
         assert [each async for each in await rig.coordinator.read_log(JobId(view.id), step=0)] == [b"last\n"]
 
     virtual(scenario)
+
+
+@pytest.mark.parametrize("lost_start", [False, True], ids=["at-accept", "at-welcome"])
+def test_a_job_whose_secrets_cannot_be_opened_fails_by_that_and_its_agent_takes_the_next(lost_start: bool) -> None:
+    """The key file is another one after a restart: also where the start was committed and its agent never heard it."""
+
+    async def scenario(rig: Rig) -> None:
+        token = await rig.token()
+        first = await rig.online(token, boot="same")
+        run = await rig.run(job("j", secrets=("TOKEN",)), secrets={"TOKEN": "s3cret"})
+        offer = await first.offered()
+        accept = Accept(job_id=offer.job_id, attempt=offer.attempt)
+        if lost_start:
+            await first.say(accept)
+            assert (await first.expect(Start)).secrets == {"TOKEN": "s3cret"}
+        await rig.coordinator.stop(grace=1.0)
+        rig.sealer = Sealer(b"another key, of thirty-two bytes", rig.chance)
+        await rig.start()
+        second = rig.connect(token, boot="same")
+        held = HeldJob(job_id=offer.job_id, attempt=offer.attempt, state=HeldState.ACCEPTED, sequence=0)
+        await second.hello(*((held,) if lost_start else ()))
+        welcome = await second.expect(Welcome)
+        if lost_start:
+            assert [(answer.action, answer.secrets) for answer in welcome.jobs] == [("stop", {})]
+        else:
+            again = await second.offered()
+            await second.say(Accept(job_id=again.job_id, attempt=again.attempt))
+            await second.expect(Withdraw)
+        view = await rig.job(run)
+        assert (view.state, view.reason) == ("failed", "secret_unavailable")
+        assert "key file" in view.detail
+        other = await rig.run(job("other"))
+        await second.finish(await second.take())
+        await second.expect(FinishedAck)
+        assert await rig.state(other) == "succeeded"
+
+    virtual(scenario)
+
+
+def test_q8_a_job_whose_instance_never_registers_gets_another_and_the_next_job_is_not_its_victim() -> None:
+    """Done is when the job starts, not when an instance is made: nobody stays behind by one for ever."""
+    pool = Pool(name="p", backend="fake", labels=frozenset({"x"}), max_agents=1, spawn_timeout=60.0)
+
+    async def scenario(rig: Rig) -> None:
+        runs = [await rig.run(job("first")), await rig.run(job("second"))]
+        # Its boot fails: nobody ever hears of it.
+        met = {await rig.unheard()}
+        await rig.clock.sleep(pool.spawn_timeout + 35)
+        for run in runs:
+            agent = await rig.instance()
+            offer = await agent.take()
+            assert offer.job_id == run.jobs[0].id
+            assert agent.agent_id not in met
+            met.add(agent.agent_id)
+            await agent.finish(offer)
+            await agent.expect(FinishedAck)
+            assert await rig.state(run) == "succeeded"
+        await _given_back(rig)
+
+    virtual(scenario, pools=(pool,))
 
 
 def test_positions_in_hello_are_answered_with_what_is_stored() -> None:

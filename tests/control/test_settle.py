@@ -44,6 +44,7 @@ LOSS = [
 def test_a_lost_job_follows_its_policy(
     world: World, on_lost: OnLost | None, tries: int | None, gone: bool, job: JobState, attempt: AttemptState
 ) -> None:
+    """R3: every policy, and every path ends."""
     retry = RetrySpec(attempts=tries) if tries else None
     run_id = running(world, on_lost=on_lost, retry=retry)
     before = world.only(run_id)

@@ -225,3 +225,24 @@ def test_a_store_that_is_broken_is_the_sessions_end_not_its_silence() -> None:
             await pump.put(KEY, frame(3, b"def"))
 
     pumping(use)
+
+
+def test_who_waits_to_drop_what_is_beyond_the_limit_hears_of_a_broken_store_too() -> None:
+    """Otherwise the session of a run whose log limit is reached would neither read nor end, for ever."""
+
+    async def use(pump: LogPump, store: Store, acks: list[LogAck], clock: VirtualClock) -> None:
+        store.open.clear()
+        piece = b"x" * 64 * 1024
+        for number in range(BUDGET // len(piece)):
+            await pump.put(KEY, frame(number * len(piece), piece))
+        dropping = asyncio.ensure_future(pump.drop(KEY, frame(BUDGET, b"beyond")))
+        await asyncio.sleep(1)
+        assert not dropping.done()
+        store.failures = [PermanentError("the index is damaged")]
+        store.open.set()
+        with pytest.raises(PermanentError, match="damaged"):
+            await asyncio.wait_for(dropping, 60)
+        with pytest.raises(PermanentError, match="damaged"):
+            await pump.drop(KEY, frame(BUDGET, b"beyond"))
+
+    pumping(use)

@@ -51,7 +51,7 @@ def _printing(copy: Path, pieces: int, piece: int, pause: float) -> str:
 def test_a_connection_cut_five_times_while_a_job_prints_costs_no_byte(
     tmp_path: Path, size: int, seconds: float
 ) -> None:
-    """Reset or gone silent in turn, for seconds each, in the middle of the printing."""
+    """G1: reset or gone silent in turn, for seconds each, in the middle of the printing."""
     copy = tmp_path / "copy"
     copy.touch()
     pieces = 128

@@ -81,6 +81,7 @@ def test_an_agent_killed_mid_job_settles_it_at_once_and_the_next_job_gets_a_new_
 
 
 def test_a_killed_agents_job_is_tried_again_where_its_policy_says_so(tmp_path: Path) -> None:
+    """R3: its own policy decides, and both tries end."""
     flag = tmp_path / "once"
 
     async def scenario() -> None:
@@ -101,6 +102,7 @@ def test_a_killed_agents_job_is_tried_again_where_its_policy_says_so(tmp_path: P
 
 
 def test_a_killed_server_started_again_loses_no_job_no_run_and_no_byte(tmp_path: Path) -> None:
+    """G1: the log goes on at the last acknowledged offset."""
     counts = tmp_path / "counts"
     counts.mkdir()
     go = tmp_path / "go"

@@ -260,6 +260,7 @@ def test_an_address_that_is_not_here_is_refused_with_the_option_to_change(host: 
 
 
 def test_an_idle_connection_is_kept_for_proxies() -> None:
+    """49: longer than a proxy keeps one for reuse, or a webhook meets a socket that is just being closed."""
     server = WebServer(create_app(FakeApi()), [])
     config = server._server.config
     assert config.timeout_keep_alive > 120

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
+
+from corral.model.agentconfig import chosen_by
 
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEVER_INHERITED = frozenset({"VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "HOME", "TMPDIR", "PATH"})
@@ -28,14 +29,12 @@ def base(agent: Mapping[str, str], *, home: str, tmp: str, own_prefixes: Iterabl
 
 def inherited(agent: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     """The agent's own variables that ``patterns`` (names or ``PREFIX_*``) let through, but none whose value is a URL
-    with credentials in it."""
+    with credentials in it, and none that only a pattern chose and that is a credential by its name."""
     wanted = tuple(patterns)
     return {
         name: value
         for name, value in sorted(agent.items())
-        if name not in NEVER_INHERITED
-        and any(fnmatchcase(name, pattern) for pattern in wanted)
-        and not carries_credentials(value)
+        if name not in NEVER_INHERITED and chosen_by(wanted, name) and not carries_credentials(value)
     }
 
 

@@ -61,6 +61,15 @@ class Reading:
         return f"{self.job.name}, step {self.step.index}: {self.step.name}"
 
 
+def incomplete(step: StepView) -> str:
+    """What is known to be missing of its log, as a sentence; empty: nothing."""
+    if step.log_missing:
+        return f"incomplete: {step.log_missing} bytes are missing"
+    if step.state == "lost":
+        return "incomplete: its agent never reported its end; how many bytes are missing is not known"
+    return ""
+
+
 async def fault(reading: Reading) -> str | None:
     """What is wrong with the log; empty: all of it is as it was printed; None: it is not final, so that cannot be said.
 
@@ -68,7 +77,7 @@ async def fault(reading: Reading) -> str | None:
     """
     step = reading.step
     if step.log_size is None:
-        return None
+        return incomplete(step) or None
     digest, size = hashlib.sha256(), 0
     async for data in reading.bytes():
         digest.update(data)
@@ -77,7 +86,7 @@ async def fault(reading: Reading) -> str | None:
         return f"{size} bytes are stored; {step.log_size} were reported"
     if step.log_digest and digest.hexdigest() != step.log_digest:
         return f"SHA-256 is {digest.hexdigest()}; {step.log_digest} was reported"
-    return f"incomplete: {step.log_missing} bytes are missing" if step.log_missing else ""
+    return incomplete(step)
 
 
 class Plain:

@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from corral.cli.logreading import incomplete
 from corral.cli.output import clean, moment, seconds, table
 from corral.runtime.clock import SECOND, parse_rfc3339
 
@@ -80,9 +81,9 @@ def _took(step: StepView) -> float | None:
 
 
 def _step_note(step: StepView) -> str:
-    missing = f"log incomplete: {step.log_missing} bytes missing" if step.log_missing else ""
+    missing = incomplete(step)
     ended = step.detail or step.reason if step.state != "succeeded" else ""
-    return "; ".join(clean(part) for part in (ended, missing) if part)
+    return "; ".join(clean(part) for part in (ended, missing and f"log {missing}") if part)
 
 
 def size(count: int) -> str:

@@ -24,7 +24,7 @@ from corral.model.errors import Conflict, CorralError
 from corral.model.ids import JobId
 from corral.model.pools import EVENT, Pool
 from corral.model.spec import STEP_LOG_LIMIT, Reason
-from corral.model.states import AttemptEvent, JobEvent
+from corral.model.states import JobEvent
 from corral.runtime.clock import SECOND, Clock
 from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import SecretUnavailable
@@ -185,17 +185,7 @@ class Dispatcher(Service):
 
     async def _without_secrets(self, session: Session, job_id: JobId, attempt: int, error: SecretUnavailable) -> None:
         wake = Wake()
-
-        def fail(connection: Connection) -> None:
-            row = jobs.attempt(connection, job_id, attempt)
-            job = jobs.get(connection, job_id)
-            if row is None or job is None:
-                return
-            jobs.advance_attempt(connection, row, AttemptEvent.FAIL, reason=Reason.SECRET_UNAVAILABLE)
-            agents.unassign(connection, row.agent_id, job_id=job_id, attempt=attempt)
-            end_job(connection, job, JobEvent.FAIL, wake, reason=Reason.SECRET_UNAVAILABLE, detail=error.message)
-
-        await self._database.write(fail)
+        await self._database.write(lambda c: offers.without_secrets(c, job_id, attempt, error.message, wake))
         session.send(Withdraw(job_id=job_id, attempt=attempt))
         session.vacate(job_id, attempt)
         ring(self._bell, wake)

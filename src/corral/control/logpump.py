@@ -83,9 +83,13 @@ class LogPump:
         self._work.set()
 
     async def drop(self, key: LogKey, message: Log) -> None:
-        """Take one frame that is not to be stored, in its place among the others."""
-        while self._pending >= BUDGET:
+        """Take one frame that is not to be stored, in its place among the others.
+
+        :raises CorralError: as :meth:`put`.
+        """
+        while self._pending >= BUDGET and self._broken is None:
             await self._wait_progress()
+        self._check()
         size = len(message.data)
         self._queue.append(_Chunk(key=key, offset=message.offset, data=b"", time=message.time, dropped=size))
         self._pending += size

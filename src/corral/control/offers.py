@@ -139,6 +139,17 @@ def accept(connection: Connection, agent_id: AgentId, job_id: JobId, attempt: in
     return Taken(run_id=job.run_id, secrets=job.spec.needed_secrets())
 
 
+def without_secrets(connection: Connection, job_id: JobId, attempt: int, detail: str, wake: Wake) -> None:
+    """A job that cannot be given its secrets ends before it begins, on whichever way its agent was to be told."""
+    row = jobs.attempt(connection, job_id, attempt)
+    job = jobs.get(connection, job_id)
+    if row is None or job is None:
+        return
+    jobs.advance_attempt(connection, row, AttemptEvent.FAIL, reason=Reason.SECRET_UNAVAILABLE)
+    agents.unassign(connection, row.agent_id, job_id=job_id, attempt=attempt)
+    settle.end_job(connection, job, JobEvent.FAIL, wake, reason=Reason.SECRET_UNAVAILABLE, detail=detail)
+
+
 def decline(
     connection: Connection, agent_id: AgentId, job_id: JobId, attempt: int, reason: str, wake: Wake, *, leaving: bool
 ) -> None:

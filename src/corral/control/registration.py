@@ -232,6 +232,8 @@ def _welcome(
     answers = tuple(_answer(connection, agent, held, wake) for held in hello.jobs)
     _settle_missing(connection, agent, hello, wake)
     _cordon_at_registration(connection, agent, hello)
+    if not _flushes(hello, answers):
+        agents.recordon(connection, agent_id, ReleaseReason.LOST, ReleaseReason.RETURNED)
     after = agents.get(connection, agent_id)
     assert after is not None
     assignment = None
@@ -273,6 +275,12 @@ def _cordon_at_registration(connection: Connection, agent: Agent, hello: Hello) 
         agents.uncordon(connection, agent.id)
     if hello.draining:
         agents.cordon(connection, agent.id, ReleaseReason.DRAIN)
+
+
+def _flushes(hello: Hello, answers: tuple[HeldAnswer, ...]) -> bool:
+    """It was told to stop something that it began: what that printed comes yet, and then its end."""
+    pairs = zip(hello.jobs, answers, strict=True)
+    return any(answer.action is Action.STOP and held.state is not HeldState.ACCEPTED for held, answer in pairs)
 
 
 def _activate(connection: Connection, provision: Provision, coordinator_id: str) -> None:

@@ -118,7 +118,11 @@ def _apply_batch(
     row = jobs.attempt(connection, job_id, number)
     if row is None or row.agent_id != agent_id or row.state in ATTEMPT.terminal or row.started_at is None:
         # Settled without this agent, or not its attempt at all: it may forget the job, nothing changes here.
-        applied.finished += [(job_id, number) for report in batch if isinstance(report, JobFinished)]
+        ends = [(job_id, number) for report in batch if isinstance(report, JobFinished)]
+        applied.finished += ends
+        if ends:
+            # Its log came before: an agent that was given up for lost has no more to give.
+            agents.recordon(connection, agent_id, ReleaseReason.LOST, ReleaseReason.RETURNED)
         return
     news = [report for report in batch if report.sequence > row.sequence]
     if not news:

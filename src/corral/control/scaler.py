@@ -57,6 +57,9 @@ DEMAND_LIMIT = 2000
 """Queued jobs of the same labels looked at in one pass; the rest waits behind them anyway."""
 STATIC_REMEMBERED = 24 * 3600 * 1_000_000
 """Microseconds for which a job waits for a static agent that is away: longer, and nothing here could ever run it."""
+FLUSH_LIMIT = 1800 * 1_000_000
+"""Microseconds of one session that an agent whose job was given up has to send the rest of its log: as long as one
+without any coordinator may go on."""
 GROUP = 64
 """Creations in one transaction: what an agent says waits no longer than they take."""
 UNSENT_TIMEOUT = 60 * 1_000_000
@@ -248,7 +251,7 @@ def look(connection: Connection, pools: tuple[Pool, ...], caps: Caps) -> World:
             )
             for head in heads
         ),
-        supply=tuple(_supply(row, rows.get(row.agent_id), live, by_pool) for row in provisions.values())
+        supply=tuple(_supply(row, rows.get(row.agent_id), live, by_pool, moment) for row in provisions.values())
         + tuple(_static_supply(row) for row in rows.values() if row.id not in provisions and _remembered(row, moment)),
         provisions=provisions,
         health={row.pool: row for row in pool_health_rows.every(connection)},
@@ -264,11 +267,18 @@ def _remembered(agent: Agent, moment: int) -> bool:
     return _online(agent) or (agent.kind == "static" and moment - seen < STATIC_REMEMBERED)
 
 
+def _late(agent: Agent, moment: int) -> bool:
+    """It has been here for longer than any log takes."""
+    return _online(agent) and moment - (agent.connected_at or 0) >= FLUSH_LIMIT
+
+
 def _online(agent: Agent) -> bool:
     return agent.state is AgentState.ONLINE
 
 
-def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool: Mapping[str, Pool]) -> Supply:
+def _supply(
+    row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool: Mapping[str, Pool], moment: int
+) -> Supply:
     pool = by_pool.get(row.pool)
     online = agent is not None and _online(agent)
     labels = row.labels | (agent.labels if agent is not None else NO_LABELS)
@@ -293,7 +303,7 @@ def _supply(row: Provision, agent: Agent | None, live: frozenset[JobId], by_pool
         deadline_at=_deadline(row),
         failed=row.failed_at is not None,
         ended=row.ended_at is not None,
-        lost=agent is not None and agent.cordon_reason == ReleaseReason.LOST and not online,
+        lost=agent is not None and agent.cordon_reason == ReleaseReason.LOST and not _late(agent, moment),
         requested_at=row.requested_at,
         unsent=unbegun(row),
         event=row.backend == EVENT,

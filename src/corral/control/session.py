@@ -18,7 +18,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from corral.control import bell, registration, reports
+from corral.control import bell, offers, registration, reports
 from corral.control import measures as m
 from corral.control.bell import Bell
 from corral.control.limiter import AddressLimiter
@@ -29,7 +29,7 @@ from corral.control.outgoing import Outgoing
 from corral.control.quota import RunQuota
 from corral.control.registration import HeldAnswer, Registered, Turned
 from corral.control.reports import Loss
-from corral.control.settle import ring
+from corral.control.settle import Wake, ring
 from corral.decide.matching import UNSIZED, Offered
 from corral.model.errors import Conflict, CorralError, TemporaryError
 from corral.model.ids import AgentId, JobId, RunId
@@ -38,6 +38,7 @@ from corral.model.records import Step
 from corral.runtime.clock import Clock
 from corral.runtime.logs import bind
 from corral.runtime.metrics import Metrics
+from corral.runtime.sealing import SecretUnavailable
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import jobs as job_rows
@@ -511,17 +512,30 @@ class Session:
             for log_position in held.logs:
                 key = LogKey(run_id=answer.run_id, job_id=answer.job_id, attempt=answer.attempt, step=log_position.step)
                 positions.append(LogPosition(step=log_position.step, offset=(await self._s.logs.info(key)).size))
-        secrets: dict[str, str] = {}
-        if answer.action is Action.START:
-            secrets = await self._s.secrets(answer.job_id, answer.run_id)
+        action, secrets = answer.action, dict[str, str]()
+        if action is Action.START:
+            try:
+                secrets = await self._s.secrets(answer.job_id, answer.run_id)
+            except SecretUnavailable as error:
+                await self._without_secrets(answer, error)
+                action = Action.STOP
         return JobAnswer(
             job_id=answer.job_id,
             attempt=answer.attempt,
-            action=answer.action,
+            action=action,
             sequence=answer.sequence,
             logs=tuple(positions),
             secrets=secrets,
         )
+
+    async def _without_secrets(self, answer: HeldAnswer, error: SecretUnavailable) -> None:
+        """Refusing the agent instead would bring it back with the same job for as long as that has time."""
+        wake = Wake()
+        await self._s.database.write(
+            lambda c: offers.without_secrets(c, answer.job_id, answer.attempt, error.message, wake)
+        )
+        self.vacate(answer.job_id, answer.attempt)
+        ring(self._s.bell, wake)
 
     async def _draining(self, message: Draining) -> None:
         """Nothing more is offered to it; a single-use agent without a job is given back."""

@@ -6,6 +6,8 @@ The backend writes it; the agent removes it once its key is bound (``config_ack`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from msgspec import Struct
@@ -55,5 +57,18 @@ DEFAULT_INHERIT_ENV = (
     "PIP_*",
     "UV_*",
 )
-"""What jobs see of the coordinator's environment unless the pool says otherwise; values with credentials in a URL
-are left out."""
+"""What jobs see of the coordinator's environment unless the pool says otherwise; values with credentials in a URL, and
+variables that are one, are left out."""
+
+CREDENTIAL_WORDS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "CREDENTIAL")
+"""In the name of a variable: its value is a credential (``UV_PUBLISH_TOKEN``, ``UV_INDEX_PRIVATE_PASSWORD``)."""
+
+
+def chosen_by(patterns: Iterable[str], name: str) -> bool:
+    """Whether ``inherit_env`` lets a variable through. One that is a credential by its name has to be named itself: a
+    ``PREFIX_*`` was written for what is harmless."""
+    given = tuple(patterns)
+    if name in given:
+        return True
+    credential = any(word in name.upper() for word in CREDENTIAL_WORDS)
+    return not credential and any(fnmatchcase(name, pattern) for pattern in given)

@@ -44,11 +44,14 @@ def test_the_default_inherits_no_credentials() -> None:
         "PIP_INDEX_URL": "https://me:secret@index/simple",
         "PIP_EXTRA_INDEX_URL": "https://index/simple",
         "UV_CACHE_DIR": "/cache",
+        "UV_PUBLISH_TOKEN": "t",
+        "UV_INDEX_OURS_PASSWORD": "p",
         "NO_PROXY": "localhost",
         "VIRTUAL_ENV": "/venv",
     }
     assert inherited(own, None) == {k: own[k] for k in ("PIP_EXTRA_INDEX_URL", "UV_CACHE_DIR", "NO_PROXY")}
     assert inherited(own, ("PIP_*",)) == {"PIP_EXTRA_INDEX_URL": "https://index/simple"}
+    assert inherited(own, ("UV_PUBLISH_TOKEN",)) == {"UV_PUBLISH_TOKEN": "t"}
     assert inherited(own, ("PIP_INDEX_URL",)) == {"PIP_INDEX_URL": "https://me:secret@index/simple"}
     assert inherited(own, ()) == {}
 

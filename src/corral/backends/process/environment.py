@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
-from corral.model.agentconfig import DEFAULT_INHERIT_ENV
+from corral.model.agentconfig import DEFAULT_INHERIT_ENV, chosen_by
 
 MARKER = "CORRAL_INSTANCE"
 """Names the instance in warden and agent, so that one that slipped from its warden is still found."""
@@ -34,14 +33,14 @@ def agent_environment(
 
 
 def inherited(own: Mapping[str, str], patterns: tuple[str, ...] | None) -> dict[str, str]:
-    """The variables that match. A value with credentials in a URL is left out, unless the pool names that very
-    variable: then somebody decided so."""
+    """The variables that match. A value with credentials in a URL, and a variable that is one by its name, is
+    left out, unless the pool names that very variable: then somebody decided so."""
     chosen = DEFAULT_INHERIT_ENV if patterns is None else patterns
     named = frozenset(patterns or ())
     return {
         name: value
         for name, value in own.items()
-        if any(fnmatchcase(name, pattern) for pattern in chosen) and (name in named or not has_credentials(value))
+        if chosen_by(chosen, name) and (name in named or not has_credentials(value))
     }
 
 

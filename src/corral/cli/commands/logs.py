@@ -15,7 +15,7 @@ import typer
 from corral.cli.exits import ExitCode
 from corral.cli.failing import say
 from corral.cli.finding import combinations, find_job, find_run, job_of
-from corral.cli.logreading import Plain, Reading, fault, file_of, matches, pattern, save, tail_start
+from corral.cli.logreading import Plain, Reading, fault, file_of, incomplete, matches, pattern, save, tail_start
 from corral.cli.options import AsJson, JobRef, RunRef, StateDir, Url, with_client
 from corral.cli.output import clean, write, write_json_line
 from corral.model.errors import NotFound
@@ -179,8 +179,8 @@ async def _save(readings: list[Reading], output: Path, *, single: bool) -> None:
         path = output if single else file_of(output, reading)
         if reading.step.log_stored or single:
             say(f"{path}: {await save(reading, path)} bytes")
-        if reading.step.log_missing:
-            say(clean(f"{reading.name}: log incomplete: {reading.step.log_missing} bytes are missing"))
+        if missing := incomplete(reading.step):
+            say(clean(f"{reading.name}: log {missing}"))
 
 
 async def _jobs(client: Client, run: str, job: str | None) -> list[JobView]:
@@ -228,9 +228,10 @@ class _Printer:
             offset += len(chunk)
         if self.plain is not None:
             sys.stdout.buffer.write(self.plain.end())
-        if step.log_missing:
-            self._say(f"log incomplete: {step.log_missing} bytes are missing")
-        stored = max(0, (step.log_size or 0) - step.log_missing)
+        if missing := incomplete(step):
+            self._say(f"log {missing}")
+        # What is missing was never stored: the size is that of what was.
+        stored = step.log_size or 0
         if self.attempt in (None, self.job.attempt) and offset < stored:
             self.whole = False
             say(f"log damaged: {offset} bytes of {clean(reading.name)} can be read; {stored} were stored")

@@ -51,7 +51,9 @@ class ReleaseReason(StrEnum):
     DRAIN = "drain"
     UNRESPONSIVE = "unresponsive"
     LOST = "lost"
-    """Its job was given up while it was silent, and it has come back since."""
+    """Its job was given up while it was silent. What it still has of the log is waited for."""
+    RETURNED = "returned"
+    """After that it came back, and what it had of the log is here."""
     OPERATOR = "operator"
 
 
@@ -74,7 +76,8 @@ class Supply:
     """A provision that is not gone, with what is known of its agent; or a static agent, whose ``pool`` is empty: it
     serves demand, no cap counts it, and it is nobody's to release.
 
-    ``lost``: its agent's job was given up for lost; it stays until the agent returns or its instance is gone.
+    ``lost``: its agent's job was given up for lost; it stays until the agent has returned and sent the rest of its log,
+    or its instance is gone.
     """
 
     agent_id: AgentId

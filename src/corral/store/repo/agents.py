@@ -140,6 +140,12 @@ def cordon(connection: Connection, agent_id: AgentId, reason: str) -> bool:
     return done.rowcount == 1
 
 
+def recordon(connection: Connection, agent_id: AgentId, before: str, after: str) -> bool:
+    """Another reason for the same cordon; False: it has none, or not that one."""
+    where = {"id": agent_id, "cordon_reason": before}
+    return change(connection, agents, where, {"cordon_reason": after}) == 1
+
+
 def uncordon(connection: Connection, agent_id: AgentId) -> bool:
     """Take back Corral's own cordon; an operator's hold stays. False: there was none."""
     done = connection.execute(
