@@ -176,7 +176,7 @@ def test_a_listing_comes_in_parts_and_only_for_what_was_asked() -> None:
         view = await rig.coordinator.take_listing(Listing(request=key, instances=(parts[1],)))
         assert {leak.agent_id for leak in view.leaks} == {"agent_0", "agent_1"}
         with pytest.raises(NotFound):
-            await rig.coordinator.take_listing(Listing(request="1.1.9"))
+            await rig.coordinator.take_listing(Listing(instances=(), request="1.1.9"))
 
     def prepare(rig: EventRig) -> None:
         rig.cloud.next_inventory.append(Say(answer=Answer(verdict=Verdict.ACCEPTED)))

@@ -15,7 +15,7 @@ def test_listings() -> None:
     one = ListedInstance(agent_id="a", cluster_id="c", provider_id="i-1")
     body = b'{"instances": [{"agent_id": "a", "cluster_id": "c", "provider_id": "i-1"}], "request": "r", "more": 1}'
     assert read_listing(body) == Listing(instances=(one,), request="r")
-    assert read_listing(b'{"instances": []}') == Listing()
+    assert read_listing(b'{"instances": []}') == Listing(instances=())
     assert read_listing(b'{"unsupported": true}') == Listing(unsupported=True)
 
 

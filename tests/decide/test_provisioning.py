@@ -151,9 +151,9 @@ def test_only_a_run_for_an_inventory_has_a_body() -> None:
     run = ended(RunState.SUCCEEDED, job("a", JobState.SUCCEEDED, instances=listing))
     assert answer(run, UP).body == b""
     assert msgspec.json.decode(answer(run, EventKind.INVENTORY).body, type=Listing) == Listing(
-        request="r", complete=False
+        instances=(), request="r", complete=False
     )
-    for outputs in ({}, {"instances": "[]"}, {"instances": '{"instances": [{}]}'}):
+    for outputs in ({}, {"instances": "[]"}, {"instances": '{"instances": [{}]}'}, {"instances": '{"ok": true}'}):
         wrong = answer(ended(RunState.SUCCEEDED, job("a", JobState.SUCCEEDED, **outputs)), EventKind.INVENTORY)
         assert wrong.verdict is Verdict.REFUSED
         assert "instances" in wrong.detail

@@ -136,6 +136,8 @@ async def assemble(
                 heartbeat_interval=timing.heartbeat_interval,
                 agent_dead_after=timing.agent_dead_after,
                 ack_timeout=timing.dispatch_ack_timeout,
+                inventory_every=timing.inventory_every,
+                flap_grace=timing.flap_grace,
                 step_log_limit=parse_size(config.limits.step_log),
                 run_log_limit=parse_size(config.limits.run_log),
                 caps=to_caps(config),

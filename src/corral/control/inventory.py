@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from corral.control.answers import gone, store_provider_id
 from corral.control.scaler import LEASE, Term
+from corral.decide.listings import read_listing
 from corral.model.errors import NotFound
 from corral.model.events import Answer, EventKind, ListedInstance, Listing, Verdict
 from corral.model.ids import AgentId, ClusterId
@@ -105,10 +106,9 @@ class Inventories:
         """The answer to a request may hold the listing itself."""
         if answer.verdict is not Verdict.DONE or not answer.body.strip():
             return
-        try:
-            listing = msgspec.json.decode(answer.body, type=Listing)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("inventory %s: the answer is no listing: %s", request, error)
+        listing = read_listing(answer.body)
+        if listing is None:
+            log.warning("inventory %s: the answer is no listing", request)
             return
         await self.listed(msgspec.structs.replace(listing, request=request), term)
 
@@ -117,7 +117,7 @@ class Inventories:
         request = self._requests.get(listing.request)
         if request is None:
             raise NotFound(f"no inventory request {listing.request!r} waits for a listing; answer the latest one")
-        if listing.unsupported:
+        if listing.unsupported or listing.instances is None:
             await self._database.write(lambda c: _unsupported(c, term, request.key))
             return
         if len(request.parts) + len(listing.instances) > PARTS_MAX:

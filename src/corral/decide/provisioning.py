@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from corral.decide.listings import read_listing
 from corral.decide.matching import Offered, Wanted, fits, nearest, pool_offer
 from corral.model.errors import Fault
 from corral.model.events import Answer, EventKind, ListedInstance, Listing, Verdict, WorkflowTarget
@@ -186,11 +187,10 @@ def _listing(run: RunEnd) -> Listing | str:
     instances: list[ListedInstance] = []
     complete, unsupported, request = True, False, ""
     for name, text in given:
-        try:
-            part = msgspec.json.decode(text, type=Listing)
-        except msgspec.DecodeError as error:
-            return f"the output {INSTANCES_OUTPUT!r} of job {name} is no listing: {error}"
-        instances += part.instances
+        part = read_listing(text.encode())
+        if part is None:
+            return f"the output {INSTANCES_OUTPUT!r} of job {name} is no listing"
+        instances += part.instances or ()
         complete &= part.complete
         unsupported |= part.unsupported
         request = request or part.request

@@ -185,10 +185,15 @@ class Listing(Struct, frozen=True, kw_only=True):
     """The answer to :class:`Inventory`. ``complete``: False where it is one part of several under the same
     ``request``; absence counts only from complete listings."""
 
-    instances: tuple[ListedInstance, ...] = ()
+    instances: tuple[ListedInstance, ...] | None = None
     request: str = ""
     complete: bool = True
     unsupported: bool = False
+
+    def __post_init__(self) -> None:
+        """``{"ok": true}`` is not the news that every instance is gone."""
+        if self.instances is None and not self.unsupported:
+            raise ValueError("a listing names its instances, or says that it is unsupported")
 
 
 class ProvisionReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -140,6 +140,8 @@ class TimingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dispatch_ack_timeout: Annotated[float, Meta(ge=1, le=600)] = 10.0
     queue_timeout: Annotated[float, Meta(ge=1, le=30 * 86400)] = 86400.0
     unroutable_after: Seconds = 120.0
+    inventory_every: Annotated[float, Meta(ge=10, le=86400)] = 600.0
+    flap_grace: Annotated[float, Meta(ge=1, le=86400)] = 120.0
 
 
 class PoolsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

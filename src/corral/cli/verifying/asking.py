@@ -166,7 +166,7 @@ class Adversary:
         listing = listing_of(answer)
         if listing is None or listing.unsupported:
             raise Unreadable(f"an inventory: {answer.verdict.value} ({answer.detail}), and no listing that can be read")
-        return listing.instances
+        return listing.instances or ()
 
     async def count(self, agent: str, cluster: str | None = None) -> int:
         name = cluster or self.cluster

@@ -116,7 +116,7 @@ async def receipt(adversary: Adversary) -> str:
         adversary.lists = False
         return "it lists nothing (`unsupported`): instances that it leaks will not be found"
     if answer.verdict is Verdict.DONE and listing is not None:
-        return f"a listing of {len(listing.instances)} instances"
+        return f"a listing of {len(listing.instances or ())} instances"
     adversary.lists = False
     if answer.verdict is Verdict.ACCEPTED:
         return "accepted; listings come later through the API, so nothing can be counted here"
