@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection, insert
 
 from bench.harness import BenchFailed, Figure
-from corral.control import levels, measures
+from corral.control import leaks, levels, measures
 from corral.model.pools import Caps, Pool
 from corral.model.spec import JobSpec, StepSpec, WorkflowSpec
 from corral.model.states import AgentState, JobState, ProvisionState, RunState
@@ -49,7 +49,8 @@ async def metrics(runs: int) -> list[Figure]:
 
 async def _scrape(database: SqliteDatabase, counters: Metrics) -> bytes:
     found = await database.read(levels.take)
-    return await asyncio.to_thread(lambda: counters.render(levels.levels(found, KNOWN, Caps())))
+    ledger = await database.read(lambda c: leaks.snapshot(c, {}, ()))
+    return await asyncio.to_thread(lambda: counters.render(levels.levels(found, ledger, KNOWN, Caps())))
 
 
 def _name(number: int) -> str:

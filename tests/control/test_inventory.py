@@ -101,9 +101,35 @@ def test_a_ghost_is_shown_and_never_torn_down() -> None:
         leaks = (await rig.coordinator.ledger()).leaks
         assert [(leak.kind, leak.agent_id) for leak in leaks] == [("ghost", agent_id)]
         assert rig.provision(agent_id).state is ProvisionState.ACTIVE
+        assert await gauge(rig, "corral_ghosts") == 1
+        assert [row.name for row in (await rig.coordinator.diagnose("leaks")).rows] == ["ghosts"]
         await reading
 
     with_events(scenario, **EVERY)
+
+
+def test_an_instance_that_works_is_a_leak_nowhere() -> None:
+    """Ledger, metrics and diagnosis count from one place."""
+
+    async def scenario(rig: EventRig) -> None:
+        agent_id = await one_up(rig)
+        puppet = await rig.agent_of(agent_id)
+        await puppet.take()
+        reading = asyncio.create_task(puppet.silent(500))
+        await asyncio.sleep(450)
+        assert rig.heard(EventKind.INVENTORY), "it was listed meanwhile"
+        assert (await rig.coordinator.ledger()).leaks == ()
+        for name in ("corral_ghosts", "corral_strays", "corral_provisions_abandoned"):
+            assert await gauge(rig, name) == 0
+        assert [row.status for row in (await rig.coordinator.diagnose("leaks")).rows] == ["ok"]
+        await reading
+
+    with_events(scenario, **EVERY)
+
+
+async def gauge(rig: EventRig, name: str) -> float:
+    page = (await rig.coordinator.metrics()).decode()
+    return float(next(line for line in page.splitlines() if line.startswith(name)).split()[-1])
 
 
 def test_two_listings_without_an_abandoned_instance_end_it() -> None:
@@ -115,6 +141,11 @@ def test_two_listings_without_an_abandoned_instance_end_it() -> None:
         view = await rig.coordinator.ledger()
         assert view.hourly("abandoned") >= 0
         assert [alarm.code for alarm in view.alarms] == ["ABANDONED"]
+        assert await gauge(rig, "corral_provisions_abandoned") == 1
+        # Given up on, it frees its slot: shown, scraped and planned with alike.
+        (shown,) = await rig.coordinator.pools()
+        assert shown.agents == 0
+        assert await gauge(rig, "corral_pool_headroom_agents") == shown.max_agents
         del rig.cloud.instances[agent_id]
         await asyncio.sleep(100)
         assert rig.provision(agent_id).state is ProvisionState.ABANDONED
@@ -195,8 +226,11 @@ def test_a_higher_epoch_is_an_alarm_and_neither_done_nor_failed() -> None:
         await asyncio.sleep(600)
         assert rig.provision(agent_id).state is ProvisionState.RELEASING
         assert [alarm.code for alarm in (await rig.coordinator.ledger()).alarms] == ["EPOCH_BEHIND"]
+        assert await gauge(rig, "corral_targets_epoch_behind") == 1
+        before = await gauge(rig, "corral_lease_generation")
         await rig.coordinator.raise_epoch()
         await rig.so(lambda: rig.provision(agent_id).state is ProvisionState.GONE, timeout=400)
+        assert await gauge(rig, "corral_lease_generation") > before
         assert (await rig.coordinator.ledger()).alarms == ()
 
     with_events(whole)

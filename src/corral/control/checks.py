@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,19 +13,21 @@ from sqlalchemy import Connection
 from corral.backends.interface import Backend
 from corral.control.failures import WINDOW, FailureTracker
 from corral.control.findings import Row, Status, failed, ok, skipped, warning
-from corral.control.levels import queued_by_pool
+from corral.control.leaks import Ledger
+from corral.control.levels import queued_by_pool, slots_by_pool
 from corral.control.scaler import LEASE
 from corral.control.telemetry import free_bytes
 from corral.model.failures import PoolFailures
 from corral.model.ids import JobId, RunId
+from corral.model.leaks import TargetView
 from corral.model.pools import Caps, Pool
 from corral.model.records import PoolHealth
-from corral.model.states import DeliveryState
 from corral.runtime.clock import SECOND, Clock
 from corral.runtime.service import Service
 from corral.store.interface import Database, LogKey, LogStore
 from corral.store.repo import census, engine
 from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 
 GIB = 1024**3
@@ -259,21 +262,20 @@ async def pools(db: Database, known: Sequence[Pool], caps: Caps, *, offline: boo
     return [*_pool_rows(known, found), _cluster(found, caps)]
 
 
-def _capacity(connection: Connection) -> tuple[tuple[census.ProvisionCount, ...], dict[str, PoolHealth], Demand, int]:
+Capacity = tuple[Mapping[str, int], dict[str, PoolHealth], tuple[census.Demanded, ...], int]
+
+
+def _capacity(connection: Connection) -> Capacity:
     health = {row.pool: row for row in pool_health_rows.every(connection)}
-    return census.provisions_by_pool(connection), health, census.demanded(connection), now(connection)
-
-
-Demand = tuple[census.Demanded, ...]
-Capacity = tuple[tuple[census.ProvisionCount, ...], dict[str, PoolHealth], Demand, int]
+    slots = slots_by_pool(provisions_rows.held(connection))
+    return slots, health, census.demanded(connection), now(connection)
 
 
 def _pool_rows(known: Sequence[Pool], found: Capacity) -> Iterator[Row]:
-    counts, health, demand, moment = found
+    slots, health, demand, moment = found
     queued = queued_by_pool(demand, known)
     for pool in known:
-        held = sum(row.count for row in counts if row.pool == pool.name)
-        yield _pool(pool, held, queued.get(pool.name, 0), health.get(pool.name), moment)
+        yield _pool(pool, slots.get(pool.name, 0), queued.get(pool.name, 0), health.get(pool.name), moment)
 
 
 def _pool(pool: Pool, held: int, queued: int, health: PoolHealth | None, moment: int) -> Row:
@@ -291,7 +293,7 @@ def _pool(pool: Pool, held: int, queued: int, health: PoolHealth | None, moment:
 
 
 def _cluster(found: Capacity, caps: Caps) -> Row:
-    held = sum(row.count for row in found[0])
+    held = sum(found[0].values())
     said = f"{held} of {caps.max_agents} agents in the whole cluster"
     if held >= caps.max_agents:
         return warning(f"{said}: full", "raise max_agents of the server, or wait", "cluster")
@@ -325,49 +327,51 @@ def _failures(pool: str, found: PoolFailures | None, *, removed: bool) -> Row:
 # --- giving back -------------------------------------------------------------------------------------------
 
 
-async def outbox(db: Database) -> Sequence[Row]:
-    found = await db.read(census.outbox)
-    pending = found.states.get(DeliveryState.PENDING, 0) + found.states.get(DeliveryState.SENDING, 0)
+async def outbox(ask: Ledger) -> Sequence[Row]:
+    found = await ask()
+    pending, lag = found.waiting, found.lag
     if not pending:
         return [ok("no event waits for a provisioner")]
-    lag = found.lag / SECOND
-    said = f"{pending} event{_s(pending)} wait{_s(pending, '', 's')}, the first for {_age(lag)}"
+    said = f"{pending} event{_s(pending)} wait{_s(pending, '', 's')}, the one due longest for {_age(lag)}"
     if lag >= LAG_FAILED:
         return [failed(said, "see whether the provisioner answers; what should be given back still costs money")]
     return [warning(said, "see whether the provisioner answers") if lag >= LAG_WARNING else ok(said)]
 
 
-async def provisioners(db: Database) -> Sequence[Row]:
-    found = await db.read(census.provisioners)
+async def provisioners(ask: Ledger) -> Sequence[Row]:
+    found = (await ask()).targets
     if not found:
         return [skipped("no pool has a provisioner")]
     return [_provisioner(each) for each in found]
 
 
-def _provisioner(found: census.Provisioner) -> Row:
+def _provisioner(found: TargetView) -> Row:
     name = f"provisioner {found.key}"
     if found.stale:
         remedy = "a restored database? `corral cluster raise-epoch` puts ours above it"
         return failed("has seen a higher epoch than ours and refuses us", remedy, name)
     if found.error:
         return warning(f"its last answer: {_short(found.error)}", "see its own log", name)
-    if not found.told:
+    if found.told_at is None:
         return warning("has not answered this coordinator yet", "nothing is created there before it does", name)
     return ok("answers", name)
 
 
-async def leaks(db: Database) -> Sequence[Row]:
-    found = await db.read(census.leaks)
-    cost = f", {found.cost:g} per hour" if found.cost else ""
+async def leaks(ask: Ledger) -> Sequence[Row]:
+    found = await ask()
+    kinds = Counter(leak.kind for leak in found.leaks)
+    abandoned, strays, ghosts = kinds["abandoned"], kinds["stray"], kinds["ghost"]
     rows = []
-    if found.abandoned:
-        message = f"{found.abandoned} instance{_s(found.abandoned)} could not be confirmed gone{cost}"
+    if abandoned:
+        hourly = found.hourly("abandoned")
+        cost = f", {hourly:g} per hour" if hourly else ""
+        message = f"{abandoned} instance{_s(abandoned)} could not be confirmed gone{cost}"
         rows.append(failed(message, "look at the provider, then `corral provisions retry` or `forget`", "abandoned"))
-    if found.strays:
-        message = f"{found.strays} listed instance{_s(found.strays)} that nothing here wants"
+    if strays:
+        message = f"{strays} listed instance{_s(strays)} that nothing here wants"
         rows.append(warning(message, "they are given back after two listings; look at the provider if not", "strays"))
-    if found.ghosts:
-        message = f"{found.ghosts} agent{_s(found.ghosts)} whose instance the last listing lacked"
+    if ghosts:
+        message = f"{ghosts} agent{_s(ghosts)} whose instance the last listing lacked"
         rows.append(warning(message, "see whether the provisioner lists all it made", "ghosts"))
     return rows or [ok("every instance is accounted for")]
 

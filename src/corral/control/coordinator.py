@@ -33,6 +33,7 @@ from corral.control import (
 )
 from corral.control.api import LogPart, Principal, Role, ServiceHealth
 from corral.control.bell import Bell
+from corral.control.checks import STALLED_AFTER
 from corral.control.deliverers import ByKind
 from corral.control.diagnose import Subject
 from corral.control.dispatcher import Dispatcher
@@ -111,8 +112,6 @@ SMALL_LOCK = 32
 """Jobs and workflows that are checked at once, without a thread."""
 WATCH_PAUSE = 0.1
 """Seconds between two views of a watched run."""
-STALLED_AFTER = 30.0
-"""Seconds without a completed pass after which a service counts as unhealthy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +287,7 @@ class Coordinator:
         self._telemetry = Telemetry(
             self.counters,
             clock,
-            epoch=identity.epoch,
+            epoch=lambda: self.identity.epoch,
             directories=settings.directories,
             pools=pools,
             caps=caps,
@@ -454,7 +453,7 @@ class Coordinator:
         return tuple(found)
 
     async def metrics(self) -> bytes:
-        return await self._telemetry.render(self._db, self.sessions, self._reasons(), self.services)
+        return await self._telemetry.render(self._db, self.sessions, self._reasons(), self.services, self.ledger)
 
     async def diagnose(self, only: str = "") -> DiagnoseView:
         return await diagnose.run(diagnose.checks(self._subject()), self.clock, only)
@@ -470,6 +469,7 @@ class Coordinator:
             caps=self.fleet.caps(),
             services=() if settings.offline else self.services,
             failures=self.failures,
+            ledger=self.ledger,
             holder=self.identity.coordinator_id,
             epoch=self.identity.epoch,
             began=self._began,

@@ -17,6 +17,7 @@ from corral.backends.interface import Backend
 from corral.control import checks as look
 from corral.control.failures import FailureTracker
 from corral.control.findings import Row, Status
+from corral.control.leaks import Ledger
 from corral.model.errors import CorralError, NotFound
 from corral.model.pools import Caps, Pool
 from corral.model.views import DiagnoseRow, DiagnoseView
@@ -54,6 +55,7 @@ class Subject:
     caps: Caps
     services: Sequence[Service]
     failures: FailureTracker
+    ledger: Ledger
     holder: str
     epoch: tuple[int, int]
     began: float
@@ -99,9 +101,9 @@ def checks(s: Subject) -> tuple[Check, ...]:
             name="failures",
             run=lambda: look.failures(s.failures, d, s.clock, () if s.offline else s.pools),
         ),
-        Check(group=Group.GIVING_BACK, name="outbox", run=lambda: look.outbox(d)),
-        Check(group=Group.GIVING_BACK, name="provisioners", run=lambda: look.provisioners(d)),
-        Check(group=Group.GIVING_BACK, name="leaks", run=lambda: look.leaks(d)),
+        Check(group=Group.GIVING_BACK, name="outbox", run=lambda: look.outbox(s.ledger)),
+        Check(group=Group.GIVING_BACK, name="provisioners", run=lambda: look.provisioners(s.ledger)),
+        Check(group=Group.GIVING_BACK, name="leaks", run=lambda: look.leaks(s.ledger)),
         Check(group=Group.GIVING_BACK, name="releases", run=lambda: look.releases(d)),
     )
 

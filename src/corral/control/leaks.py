@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from sqlalchemy import Connection
 
@@ -17,6 +17,9 @@ from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 
 _HOUR = 3600 * SECOND
+
+Ledger = Callable[[], Awaitable[LedgerView]]
+"""Takes the snapshot now: metrics and diagnosis show what operators are shown."""
 
 
 def snapshot(
@@ -56,8 +59,7 @@ def _abandoned(connection: Connection, moment: int) -> list[Leak]:
             provider_id=row.provider_id,
             detail=row.error,
         )
-        for row in provisions_rows.live(connection)
-        if row.state is ProvisionState.ABANDONED
+        for row in provisions_rows.in_state(connection, ProvisionState.ABANDONED)
     ]
 
 
@@ -134,5 +136,6 @@ def _target(row: Provisioner) -> TargetView:
         told_at=None if row.told_at is None else rfc3339(row.told_at),
         listed_at=None if row.listed_at is None else rfc3339(row.listed_at),
         listing={None: "unknown", True: "yes", False: "no"}[row.listing_supported],
+        stale=row.stale_since is not None,
         error=row.error,
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -10,13 +11,17 @@ from sqlalchemy import Connection
 
 from corral.control import measures as m
 from corral.decide.matching import Wanted, route
-from corral.model.pools import Caps, Pool
+from corral.decide.scaling.room import Holding, held
+from corral.decide.scaling.warm import warm_target
+from corral.model.leaks import LedgerView
+from corral.model.pools import EVENT, Caps, Pool
 from corral.model.records import PoolHealth
-from corral.model.states import AgentState, DeliveryState, JobState, ProvisionState, RunState
+from corral.model.states import AgentState, DeliveryState, JobState, RunState
 from corral.runtime.clock import SECOND
 from corral.runtime.metrics import Level
 from corral.store.repo import census
 from corral.store.repo import pool_health as pool_health_rows
+from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
 
 
@@ -28,11 +33,9 @@ class Census(Struct, frozen=True, kw_only=True):
     queue: census.Queue
     demand: tuple[census.Demanded, ...]
     agents: tuple[census.AgentCount, ...]
-    provisions: tuple[census.ProvisionCount, ...]
+    held: tuple[provisions_rows.Held, ...]
     health: tuple[PoolHealth, ...]
     outbox: census.Outbox
-    leaks: census.Leaks
-    epoch_behind: int
     now: int
 
 
@@ -43,23 +46,47 @@ def take(connection: Connection) -> Census:
         queue=census.queue(connection),
         demand=census.demanded(connection),
         agents=census.agents_by_pool(connection),
-        provisions=census.provisions_by_pool(connection),
+        held=provisions_rows.held(connection),
         health=pool_health_rows.every(connection),
         outbox=census.outbox(connection),
-        leaks=census.leaks(connection),
-        epoch_behind=census.epoch_behind(connection),
         now=now(connection),
     )
 
 
-def levels(found: Census, pools: Sequence[Pool], caps: Caps) -> Iterator[Level]:
-    """Pure: what the gauges say."""
+def levels(found: Census, ledger: LedgerView, pools: Sequence[Pool], caps: Caps) -> Iterator[Level]:
+    """Pure: what the gauges say. ``ledger``: what leaks, as operators are shown it."""
+    holding = [_holding(row) for row in found.held]
+    slots = slots_by_pool(found.held)
     yield from _work(found)
     yield from _agents(found)
-    yield from _provisions(found)
-    yield from _pools(found, pools)
-    yield from _cluster(found, caps)
-    yield from _outbox(found)
+    yield from _provisions(found, holding)
+    yield from _pools(found, slots, pools)
+    yield from _cluster(holding, caps)
+    yield from _leaks(ledger)
+    yield from _outbox(found, ledger)
+
+
+def slots_by_pool(rows: Sequence[provisions_rows.Held]) -> Counter[str]:
+    """How many agents of each pool its ``max_agents`` counts."""
+    slots: Counter[str] = Counter()
+    for row in rows:
+        slots[row.pool] += _holding(row).agents
+    return slots
+
+
+def _holding(row: provisions_rows.Held) -> Holding:
+    """What the scaler counts it for: the room that is shown is the room that it sees."""
+    return held(
+        row.pool,
+        row.state,
+        event=row.backend == EVENT,
+        failed=row.failed,
+        provisioning=row.provisioning,
+        cpu=row.cpu,
+        memory=row.memory,
+        cost=row.cost,
+        count=row.count,
+    )
 
 
 def _work(found: Census) -> Iterator[Level]:
@@ -84,41 +111,33 @@ def _agents(found: Census) -> Iterator[Level]:
         yield Level(metric=m.AGENTS_BUSY, values=(pool,), value=busy[pool])
 
 
-def _provisions(found: Census) -> Iterator[Level]:
-    sums: dict[str, tuple[float, float, float]] = {}
-    for row in found.provisions:
-        yield Level(metric=m.PROVISIONS, values=(row.pool, row.state), value=row.count)
-        cpu, memory, cost = sums.get(row.pool, (0.0, 0.0, 0.0))
-        sums[row.pool] = (cpu + row.cpu, memory + row.memory, cost + row.cost)
-    for pool, (cpu, memory, cost) in sums.items():
-        yield Level(metric=m.POOL_CPU, values=(pool,), value=cpu)
-        yield Level(metric=m.POOL_MEMORY, values=(pool,), value=memory)
-        yield Level(metric=m.POOL_COST, values=(pool,), value=cost)
+def _provisions(found: Census, holding: Sequence[Holding]) -> Iterator[Level]:
+    states: Counter[tuple[str, str]] = Counter()
+    for row in found.held:
+        states[row.pool, row.state] += row.count
+    for (pool, state), count in states.items():
+        yield Level(metric=m.PROVISIONS, values=(pool, state), value=count)
+    for metric, amount in ((m.POOL_CPU, "cpu"), (m.POOL_MEMORY, "memory"), (m.POOL_COST, "cost")):
+        sums: dict[str, float] = {}
+        for each in holding:
+            sums[each.pool] = sums.get(each.pool, 0) + getattr(each, amount)
+        for pool, value in sums.items():
+            yield Level(metric=metric, values=(pool,), value=value)
 
 
-def _pools(found: Census, pools: Sequence[Pool]) -> Iterator[Level]:
-    held = _held(found)
+def _pools(found: Census, slots: Mapping[str, int], pools: Sequence[Pool]) -> Iterator[Level]:
     health = {row.pool: row for row in found.health}
     queued = queued_by_pool(found.demand, pools)
     for pool in pools:
         name = (pool.name,)
         yield Level(metric=m.POOL_MAX, values=name, value=pool.max_agents)
-        yield Level(metric=m.POOL_ROOM, values=name, value=max(0, pool.max_agents - held.get(pool.name, 0)))
+        yield Level(metric=m.POOL_ROOM, values=name, value=max(0, pool.max_agents - slots.get(pool.name, 0)))
         yield Level(metric=m.POOL_QUEUED, values=name, value=queued.get(pool.name, 0))
-        yield Level(metric=m.WARM_TARGET, values=name, value=pool.min_idle)
+        yield Level(metric=m.WARM_TARGET, values=name, value=warm_target(pool, found.now))
         row = health.get(pool.name)
         until = row.backoff_until if row is not None else None
         yield Level(metric=m.BACKOFF, values=name, value=max(0, (until or 0) - found.now) / SECOND)
         yield Level(metric=m.FAILURES_IN_ROW, values=name, value=row.failures if row is not None else 0)
-
-
-def _held(found: Census) -> dict[str, int]:
-    """Provisions that hold a slot, by pool."""
-    held: dict[str, int] = {}
-    for row in found.provisions:
-        if row.state is not ProvisionState.GONE:
-            held[row.pool] = held.get(row.pool, 0) + row.count
-    return held
 
 
 def queued_by_pool(demand: Sequence[census.Demanded], pools: Sequence[Pool]) -> dict[str, int]:
@@ -137,22 +156,26 @@ def queued_by_pool(demand: Sequence[census.Demanded], pools: Sequence[Pool]) -> 
     return queued
 
 
-def _cluster(found: Census, caps: Caps) -> Iterator[Level]:
+def _cluster(holding: Sequence[Holding], caps: Caps) -> Iterator[Level]:
     yield Level(metric=m.CLUSTER_MAX, value=caps.max_agents)
-    yield Level(metric=m.CLUSTER_ROOM, value=max(0, caps.max_agents - sum(_held(found).values())))
-    yield Level(metric=m.CLUSTER_COST, value=sum(row.cost for row in found.provisions))
-    yield Level(metric=m.ABANDONED, value=found.leaks.abandoned)
-    yield Level(metric=m.STRAYS, value=found.leaks.strays)
-    yield Level(metric=m.GHOSTS, value=found.leaks.ghosts)
-    yield Level(metric=m.LEAKED_COST, value=found.leaks.cost)
-    yield Level(metric=m.EPOCH_BEHIND, value=found.epoch_behind)
+    yield Level(metric=m.CLUSTER_ROOM, value=max(0, caps.max_agents - sum(each.agents for each in holding)))
+    yield Level(metric=m.CLUSTER_COST, value=sum(each.cost for each in holding))
 
 
-def _outbox(found: Census) -> Iterator[Level]:
+def _leaks(ledger: LedgerView) -> Iterator[Level]:
+    kinds = Counter(leak.kind for leak in ledger.leaks)
+    yield Level(metric=m.ABANDONED, value=kinds["abandoned"])
+    yield Level(metric=m.STRAYS, value=kinds["stray"])
+    yield Level(metric=m.GHOSTS, value=kinds["ghost"])
+    yield Level(metric=m.LEAKED_COST, value=ledger.hourly("abandoned") + ledger.hourly("stray"))
+    yield Level(metric=m.EPOCH_BEHIND, value=sum(target.stale for target in ledger.targets))
+
+
+def _outbox(found: Census, ledger: LedgerView) -> Iterator[Level]:
     for state in DeliveryState:
         yield Level(metric=m.DELIVERIES, values=(state,), value=found.outbox.states.get(state, 0))
     for verdict, count in found.outbox.answers.items():
         if verdict in m.DELIVERY_ANSWERS.labels[0].values:
             yield Level(metric=m.DELIVERY_ANSWERS, values=(verdict,), value=count)
-    yield Level(metric=m.DELIVERY_LAG, value=found.outbox.lag / SECOND)
+    yield Level(metric=m.DELIVERY_LAG, value=ledger.lag)
     yield Level(metric=m.DELIVERY_TRIES, value=found.outbox.attempts)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
+from corral.control.levels import slots_by_pool
 from corral.control.lines import LastLines
 from corral.control.scaler import Reasons
 from corral.decide.matching import Offered, Wanted, fits, nearest, route
@@ -411,6 +412,7 @@ def pool_views(
     connection: Connection, pools: Sequence[Pool], reasons: Reasons, isolation: Mapping[str, str]
 ) -> tuple[PoolView, ...]:
     provisions = provisions_rows.live(connection)
+    slots = slots_by_pool(provisions_rows.held(connection))
     rows = {row.id: row for row in agents.some(connection, [p.agent_id for p in provisions])}
     health = {row.pool: row for row in pool_health_rows.every(connection)}
     heads = jobs.queued_heads(connection, 2000)
@@ -434,7 +436,7 @@ def pool_views(
                 max_running=pool.max_running,
                 user=pool.user,
                 isolation=isolation.get(pool.backend, ""),
-                agents=len(mine),
+                agents=slots[pool.name],
                 idle=idle,
                 busy=busy,
                 queued=len(routed),
@@ -443,7 +445,8 @@ def pool_views(
                 draining=pool.draining,
             )
         )
-    return tuple(view for view in views if view.agents or not view.draining)
+    kept = {row.pool for row in provisions}
+    return tuple(view for view in views if view.name in kept or not view.draining)
 
 
 def _cold(pool: Pool, reasons: Reasons) -> str:

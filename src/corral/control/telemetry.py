@@ -14,6 +14,7 @@ from corral.control import levels
 from corral.control import measures as m
 from corral.control.bell import Bell, ended_topic
 from corral.control.failures import FailureTracker
+from corral.control.leaks import Ledger
 from corral.control.scaler import Reasons
 from corral.control.sessions import Sessions
 from corral.decide.scaling import NotDone
@@ -35,7 +36,7 @@ class Telemetry:
         metrics: Metrics,
         clock: Clock,
         *,
-        epoch: tuple[int, int],
+        epoch: Callable[[], tuple[int, int]],
         directories: Mapping[str, Path],
         pools: Callable[[], tuple[Pool, ...]],
         caps: Callable[[], Caps],
@@ -70,24 +71,30 @@ class Telemetry:
                 self.metrics.count(m.FAILURES, pool=failure.pool, backend=failure.backend, bound=bound)
 
     async def render(
-        self, database: Database, sessions: Sessions, reasons: Reasons, services: Sequence[Service]
+        self,
+        database: Database,
+        sessions: Sessions,
+        reasons: Reasons,
+        services: Sequence[Service],
+        ask: Ledger,
     ) -> bytes:
         """Text for Prometheus. A database that is away takes its gauges along, never the rest: then one looks here."""
         shown = [*self._own(sessions, reasons, services), *await self._disk()]
         try:
             await self.follow_failures(database)
-            found = await database.read(levels.take)
+            found, ledger = await database.read(levels.take), await ask()
         except TemporaryError as error:
             log.warning("metrics without what the database knows: %s", error)
         else:
-            shown += levels.levels(found, self._pools(), self._caps())
+            shown += levels.levels(found, ledger, self._pools(), self._caps())
         return self.metrics.render(shown)
 
     def _own(self, sessions: Sessions, reasons: Reasons, services: Sequence[Service]) -> Iterator[Level]:
         yield Level(metric=m.BUILD_INFO, values=(__version__,), value=1)
         yield Level(metric=m.START_TIME, value=self._started_at / SECOND)
-        yield Level(metric=m.EPOCH_GENERATION, value=self._epoch[0])
-        yield Level(metric=m.EPOCH_COUNTER, value=self._epoch[1])
+        generation, counter = self._epoch()
+        yield Level(metric=m.EPOCH_GENERATION, value=generation)
+        yield Level(metric=m.EPOCH_COUNTER, value=counter)
         yield Level(metric=m.FAILURES_DROPPED, value=self._failures.dropped)
         yield Level(metric=m.SESSIONS, value=len(sessions.all()))
         yield Level(metric=m.LOGS_STALLED, value=sum(session.log_stalled for session in sessions.all()))

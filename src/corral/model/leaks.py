@@ -39,6 +39,8 @@ class TargetView(Struct, frozen=True, kw_only=True):
     told_at: str | None = None
     listed_at: str | None = None
     listing: str = "unknown"
+    stale: bool = False
+    """It has seen a higher epoch than ours."""
     error: str = ""
 
 

@@ -239,7 +239,7 @@ class PoolView(Struct, frozen=True, kw_only=True):
     user: str = ""
     isolation: str = ""
     agents: int = 0
-    """Provisions that are not gone: what the cap counts."""
+    """What ``max_agents`` counts: every provision that is not gone, but those that were given up on."""
     idle: int = 0
     busy: int = 0
     queued: int = 0

@@ -60,6 +60,12 @@ def listed(connection: Connection, state: ProvisionState | None, pool: str | Non
     return many(Provision, connection.execute(query))
 
 
+def in_state(connection: Connection, state: ProvisionState) -> tuple[Provision, ...]:
+    """All of them, the longest known first."""
+    query = select(*_PROVISION).where(provisions.c.state == state)
+    return many(Provision, connection.execute(query.order_by(provisions.c.requested_at, provisions.c.agent_id)))
+
+
 def of_host(connection: Connection, host_id: str, states: Iterable[ProvisionState]) -> tuple[Provision, ...]:
     return many(Provision, connection.execute(_OF_HOST, {"host_id": host_id, "states": tuple(states)}))
 
