@@ -154,18 +154,22 @@ def test_secrets_are_looked_for_and_never_shown(tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     text = event("{webhook: {url: https://example.org/, secret: hook}}")
     places = SecretPlaces(state_dir=tmp_path, environment={})
-    assert "there is no file" in faults(text, secrets=places)
+    assert "No such file" in faults(text, secrets=places)
     offline = SecretPlaces(state_dir=tmp_path, environment={}, required=False)
     (warning,) = parse(text, secrets=offline).warnings
-    assert "there is no file" in warning.message
+    assert "No such file" in warning.message
     for wrong in ("hello", "whsec_?", "whsec_" + base64.b64encode(b"x" * 23).decode(), SECRET + "A" * 80):
         (tmp_path / "secrets" / "hook").write_text(wrong)
+        (tmp_path / "secrets" / "hook").chmod(0o600)
         for each in (places, offline):
             found = faults(text, secrets=each)
-            assert "the secret hook " in found
+            assert "secrets/hook does not hold whsec_" in found
             assert wrong not in found
     (tmp_path / "secrets" / "hook").write_text(SECRET + "\n")
     assert parse(text, secrets=places).warnings == ()
+    # What a delivery would refuse is refused here, in its words.
+    (tmp_path / "secrets" / "hook").chmod(0o644)
+    assert "can be read or changed by others" in faults(text, secrets=places)
     parse(
         text.replace("secret: hook", "secret: $HOOK"),
         secrets=SecretPlaces(state_dir=tmp_path, environment={"HOOK": SECRET}),

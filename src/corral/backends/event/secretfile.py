@@ -26,6 +26,10 @@ class SecretUnusable(PermanentError):
     code = "webhook_secret"
 
 
+class SecretAbsent(SecretUnusable):
+    """There is nothing of that name here; there may be where the server runs."""
+
+
 class SecretStore:
     """``directory``: STATE/secrets. ``environ``: where ``$NAME`` is looked up."""
 
@@ -36,12 +40,12 @@ class SecretStore:
     def read(self, name: str) -> Secret:
         """The secret of this name. Blocking: one small file.
 
-        :raises SecretUnusable: with what to do.
+        :raises SecretAbsent: there is none. :raises SecretUnusable: with what to do.
         """
         if name.startswith("$"):
             text = self._environ.get(name[1:], "")
             if not text:
-                raise SecretUnusable(f"the variable {name} is not set in the server's environment")
+                raise SecretAbsent(f"the variable {name} is not set in the server's environment")
             place = f"the variable {name}"
         else:
             text = self._file(name)
@@ -56,7 +60,8 @@ class SecretStore:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
-            raise SecretUnusable(f"cannot read the secret's file {path}: {error.strerror}") from None
+            kind = SecretAbsent if isinstance(error, FileNotFoundError | NotADirectoryError) else SecretUnusable
+            raise kind(f"cannot read the secret's file {path}: {error.strerror}") from None
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from corral.backends.event.secretfile import SecretAbsent, SecretUnusable
 from corral.cli.config.meaning import Entry, entries, pool_faults, texts, top_faults, version_faults
 from corral.cli.config.pools import to_caps, to_pool
-from corral.cli.config.secrets import Absent, SecretPlaces, name_fault
+from corral.cli.config.secrets import SecretPlaces, name_fault
 from corral.cli.config.shape import CONFIG_VERSION, PoolConfig, PoolsFile, ServerConfig
 from corral.model.errors import Fault, Invalid
 from corral.model.labels import labels
@@ -26,7 +27,6 @@ PARTS = "pools.d"
 SUFFIXES = (".yaml", ".yml")
 _PLATFORMS = frozenset({"windows", "macos", "darwin", "arm64", "aarch64"})
 """Labels of platforms that most jobs do not run on."""
-_SECRET_FORM = "it is whsec_ and the base64 of 24 to 64 random bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,5 @@ def _secrets(pools: Sequence[Entry], places: SecretPlaces | None) -> Iterator[tu
         at = (*pool.at, "provisioner", "webhook", "secret")
         try:
             places.check(name)
-        except Absent as error:
-            yield pool.document.fault(at, str(error), _SECRET_FORM), True
-        except ValueError as error:
-            yield pool.document.fault(at, str(error), _SECRET_FORM), False
+        except SecretUnusable as error:
+            yield pool.document.fault(at, error.message), isinstance(error, SecretAbsent)
