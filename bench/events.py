@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.harness import BenchFailed, Figure, new_run
 from corral.backends.event.fake import Cloud, FakeProvisioner
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+from corral.control.fleet import Fleet
 from corral.model.events import Webhook
 from corral.model.labels import labels
 from corral.model.pools import EVENT, Caps, Pool
@@ -58,8 +59,8 @@ async def _bound() -> float:
                 sealer=Sealer(chance.token_bytes(32), chance),
                 identity=identity,
                 backends={},
-                pools=lambda: (pool,),
-                settings=CoordinatorSettings(caps=Caps(concurrent_creates=JOBS)),
+                fleet=Fleet((pool,), Caps(concurrent_creates=JOBS)),
+                settings=CoordinatorSettings(),
                 deliverer=FakeProvisioner(clock, cloud),
             )
             await coordinator.start()

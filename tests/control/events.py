@@ -8,10 +8,11 @@ from typing import Any
 
 from corral.backends.event.fake import Cloud, FakeProvisioner
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+from corral.control.fleet import Fleet
 from corral.model.events import EventKind, Webhook
 from corral.model.ids import AgentId
 from corral.model.labels import labels
-from corral.model.pools import EVENT, Pool
+from corral.model.pools import EVENT, Caps, Pool
 from corral.model.records import Delivery, Provision
 from corral.sim.loop import VirtualLoop, run
 from corral.store.repo import deliveries
@@ -30,8 +31,8 @@ def pool(max_agents: int = 4, **more: Any) -> Pool:
 class EventRig(Rig):
     """``cloud`` outlives every coordinator."""
 
-    def __init__(self, loop: VirtualLoop, settings: CoordinatorSettings, pools: tuple[Pool, ...]) -> None:
-        super().__init__(loop, settings, pools)
+    def __init__(self, loop: VirtualLoop, settings: CoordinatorSettings, pools: tuple[Pool, ...], caps: Caps) -> None:
+        super().__init__(loop, settings, pools, caps)
         self.cloud = Cloud()
 
     async def start(self) -> None:
@@ -43,7 +44,7 @@ class EventRig(Rig):
             sealer=self.sealer,
             identity=identity,
             backends={},
-            pools=lambda: self.pools,
+            fleet=Fleet(self.pools, self.caps, self._load),
             settings=self.settings,
             deliverer=FakeProvisioner(self.clock, self.cloud),
         )
@@ -84,12 +85,12 @@ class EventRig(Rig):
 
 def with_events(scenario: Callable[[EventRig], Coroutine[Any, Any, None]], **settings: Any) -> None:
     """Run ``scenario`` against a started coordinator with one event pool."""
-    pools = settings.pop("pools", (pool(),))
+    pools, caps = settings.pop("pools", (pool(),)), settings.pop("caps", Caps())
     prepare = settings.pop("prepare", lambda rig: None)
     loop = VirtualLoop()
 
     async def whole() -> None:
-        rig = EventRig(loop, CoordinatorSettings(**settings), pools)
+        rig = EventRig(loop, CoordinatorSettings(**settings), pools, caps)
         prepare(rig)
         await rig.start()
         try:

@@ -14,8 +14,9 @@ from corral.agent.interface import LinkClosed
 from corral.backends.fake import FakeBackend, FakeHost
 from corral.backends.interface import InstanceSpec
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+from corral.control.fleet import Configured, Fleet
 from corral.model.ids import AgentId, JobId, RunId, TokenId
-from corral.model.pools import Pool
+from corral.model.pools import Caps, Pool
 from corral.model.spec import JobSpec, Result, StepSpec, WorkflowSpec
 from corral.model.views import AgentView, CreatedToken, JobView, NewRun, NewToken, RunView
 from corral.runtime.chance import SeededChance
@@ -59,12 +60,12 @@ PATIENCE = 5.0
 
 
 def virtual(scenario: Callable[[Rig], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    """Run ``scenario`` against a started coordinator. ``settings``: fields of its settings, and ``pools``."""
-    pools = settings.pop("pools", ())
+    """Run ``scenario`` against a started coordinator. ``settings``: fields of its settings, ``pools`` and ``caps``."""
+    pools, caps = settings.pop("pools", ()), settings.pop("caps", Caps())
     loop = VirtualLoop()
 
     async def whole() -> None:
-        rig = Rig(loop, CoordinatorSettings(**settings), pools)
+        rig = Rig(loop, CoordinatorSettings(**settings), pools, caps)
         await rig.start()
         try:
             await scenario(rig)
@@ -81,10 +82,12 @@ def job(name: str = "j", *scripts: str, label: str = "x", **options: Any) -> Job
 
 
 class Rig:
-    def __init__(self, loop: VirtualLoop, settings: CoordinatorSettings, pools: tuple[Pool, ...]) -> None:
+    def __init__(self, loop: VirtualLoop, settings: CoordinatorSettings, pools: tuple[Pool, ...], caps: Caps) -> None:
         self.loop = loop
         self.settings = settings
         self.pools = pools
+        """What stands in the configuration: in force from a start or a reload on."""
+        self.caps = caps
         self.clock = VirtualClock(loop)
         self.chance = SeededChance("rig")
         self.database = InlineDatabase(self.clock)
@@ -110,10 +113,13 @@ class Rig:
             sealer=self.sealer,
             identity=identity,
             backends={backend.kind: backend},
-            pools=lambda: self.pools,
+            fleet=Fleet(self.pools, self.caps, self._load),
             settings=self.settings,
         )
         await self.coordinator.start()
+
+    async def _load(self, fleet: Fleet) -> Configured:
+        return Configured(pools=self.pools, caps=self.caps)
 
     async def end(self) -> None:
         for task in self._tasks:

@@ -148,6 +148,7 @@ def test_what_a_pool_or_an_instance_needs_is_not_removed() -> None:
         with pytest.raises(Refused, match="provisioner of pool cloud"):
             await rig.coordinator.remove_workflow("machines")
         rig.pools = ()
+        await rig.coordinator.reload_config()
         target = WorkflowTarget(workflow="machines")
         key = target_key(target)
         rig.look(

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, select
 from corral.backends.process.backend import ProcessBackend
 from corral.client import Client
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+from corral.control.fleet import Fleet
 from corral.model.events import (
     Answer,
     CloudEvent,
@@ -112,8 +113,8 @@ async def here(directory: Path) -> AsyncIterator[Here]:
         sealer=sealer,
         identity=identity,
         backends={"process": backend},
-        pools=lambda: POOLS,
-        settings=CoordinatorSettings(urls=(url,), caps=Caps(max_agents=1)),
+        fleet=Fleet(POOLS, Caps(max_agents=1)),
+        settings=CoordinatorSettings(urls=(url,)),
     )
     web = WebServer(create_app(coordinator), [listener])
     try:

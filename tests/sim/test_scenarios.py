@@ -498,7 +498,7 @@ def test_200_agents_connecting_at_the_same_moment_with_750_jobs_waiting() -> Non
     world = act(
         script,
         pools=[pool(max_agents=200)],
-        settings=quick(coordinator=coordinator(caps=caps), boot=(5.0, 5.0)),
+        settings=quick(coordinator=coordinator(), caps=caps, boot=(5.0, 5.0)),
     )
     assert len(world.truth.executions) == 750
 

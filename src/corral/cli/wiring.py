@@ -124,7 +124,7 @@ async def assemble(
             sealer=sealer,
             identity=identity,
             backends=backends,
-            pools=fleet,
+            fleet=fleet,
             deliverer=ways,
             settings=CoordinatorSettings(
                 urls=urls,
@@ -140,7 +140,6 @@ async def assemble(
                 flap_grace=timing.flap_grace,
                 step_log_limit=parse_size(config.limits.step_log),
                 run_log_limit=parse_size(config.limits.run_log),
-                caps=to_caps(config),
                 keep=config.keep(),
                 directories={
                     "state": state_dir,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,7 +60,6 @@ from corral.model.events import Listing, ProvisionReport
 from corral.model.ids import AgentId, ClusterId, CoordinatorId, JobId, RunId, SourceHash, TokenId
 from corral.model.labels import NO_LABELS, Labels
 from corral.model.leaks import EpochView, LedgerView, ReportView
-from corral.model.pools import Caps, Pool
 from corral.model.records import Agent, Job
 from corral.model.secret import Secret
 from corral.model.spec import STEP_LOG_LIMIT, Lock, Reason, SourceRef
@@ -131,7 +130,6 @@ class CoordinatorSettings:
     flap_grace: float = 120.0
     step_log_limit: int = STEP_LOG_LIMIT
     run_log_limit: int = RUN_LOG_LIMIT
-    caps: Caps = field(default_factory=Caps)
     keep: Clean = field(default_factory=Clean)
     directories: Mapping[str, Path] = field(default_factory=dict)
     """Where the server keeps things, by the place's name (state, logs, work)."""
@@ -179,7 +177,7 @@ class Coordinator:
         sealer: Sealer,
         identity: Identity,
         backends: Mapping[str, Backend],
-        pools: Callable[[], tuple[Pool, ...]] | Fleet,
+        fleet: Fleet,
         settings: CoordinatorSettings,
         bell_: Bell | None = None,
         deliverer: Deliverer | None = None,
@@ -201,10 +199,9 @@ class Coordinator:
         self._sources = stores.sources
         self._sealer = sealer
         self._backends = backends
-        self.fleet = pools if isinstance(pools, Fleet) else Fleet(pools(), settings.caps)
-        pools = pools.pools if isinstance(pools, Fleet) else pools
+        self.fleet = fleet
+        pools, caps = fleet.pools, fleet.caps
         self._pools = pools
-        caps = self.fleet.caps
         self._lines = LastLines()
         self._started_at = clock.now()
         self.inventories = Inventories(clock, self._db, identity.cluster_id, flap_grace=settings.flap_grace)

@@ -61,7 +61,6 @@ class OutboxSettings:
     cluster_id: ClusterId
     urls: tuple[str, ...] = ()
     inventory_every: float = 600.0
-    flap_grace: float = 120.0
     per_target: int = delivering.PER_TARGET
 
 

@@ -87,7 +87,8 @@ def static_offers(connection: Connection) -> tuple[Offered, ...]:
 def remove(connection: Connection, name: str, pools: Sequence[Pool]) -> RegisteredWorkflow:
     """What it was. :raises NotFound: there is none. :raises Refused: a pool, or an instance, needs it."""
     registered = existing(connection, name)
-    users = provisioning.users_of(name, pools)
+    # Of a pool that drains only its instances matter, and they are asked for below.
+    users = provisioning.users_of(name, [pool for pool in pools if not pool.draining])
     if users:
         raise Refused(
             f"workflow {name} is the provisioner of pool {', '.join(users)}; give the pool another one, or remove it, "

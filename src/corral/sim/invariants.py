@@ -152,7 +152,7 @@ class Watch:
         held = Counter(self._live.values())
         if held[pool_name] > pool.max_agents:
             self._violated("caps-hold", f"pool {pool_name} has {held[pool_name]} of {pool.max_agents} agents")
-        total = self._world.settings.coordinator.caps.max_agents
+        total = self._world.settings.caps.max_agents
         if len(self._live) > total:
             self._violated("caps-hold", f"the cluster has {len(self._live)} of {total} agents")
 
@@ -213,7 +213,7 @@ def _at_rest(world: World):  # type: ignore[no-untyped-def]
         query = select(tables.agents.c.id, tables.agents.c.assignment).where(tables.agents.c.assignment.is_not(None))
         for row in connection.execute(query):
             found.append(("no-ended-job-assigned", f"{row.id} still has {row.assignment}"))
-        caps = world.settings.coordinator.caps
+        caps = world.settings.caps
         world_view = look(connection, world.pools, caps)
         plan = scaling.plan(
             world_view.demand,

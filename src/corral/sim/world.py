@@ -23,11 +23,12 @@ from corral.backends.fake import FakeBackend, FakeHost
 from corral.backends.interface import Created, Ending, Finding, Instance, InstanceSpec, Isolation
 from corral.control.bell import Bell
 from corral.control.coordinator import Coordinator, CoordinatorSettings, Stores, identify
+from corral.control.fleet import Fleet
 from corral.model.agentconfig import AgentConfig
 from corral.model.errors import CorralError
 from corral.model.events import Answer, Target
 from corral.model.ids import AgentId
-from corral.model.pools import Pool
+from corral.model.pools import Caps, Pool
 from corral.runtime.chance import SeededChance
 from corral.runtime.sealing import Sealer
 from corral.sim.actors import Actor
@@ -69,6 +70,7 @@ class Settings:
     ``tied``: instances end with the coordinator's process and leave no trace, as under ``corral run``."""
 
     coordinator: CoordinatorSettings = field(default_factory=lambda: CoordinatorSettings(urls=(URL,)))
+    caps: Caps = field(default_factory=Caps)
     boot: tuple[float, float] = (0.05, 3.0)
     create: tuple[float, float] = (0.0, 0.5)
     destroy: tuple[float, float] = (0.0, 0.5)
@@ -272,7 +274,7 @@ class World:
             sealer=Sealer(self._sealer_key, self.chance),
             identity=identity,
             backends={backend.kind: backend},
-            pools=lambda: self.pools,
+            fleet=Fleet(self.pools, self.settings.caps),
             settings=self.settings.coordinator,
             bell_=DeafBell(self.loses_ring),
             deliverer=ProvisionerWay(self, actor) if any(pool.target for pool in self.pools) else None,
