@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.harness import BenchFailed, Figure
 from corral.control import admission, registration, runs
-from corral.control.admission import LEASE, Request, Term
+from corral.control.admission import Request, Term
 from corral.control.registration import Registered
 from corral.control.scaler import GROUP
 from corral.control.settle import Wake
@@ -30,8 +30,10 @@ from corral.model.views import NewRun
 from corral.runtime.chance import SystemChance, agent_id, secret_token
 from corral.runtime.clock import SystemClock
 from corral.runtime.sealing import Sealer
-from corral.store.repo import installation, jobs
+from corral.store.repo import jobs
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import provisions as provisions_rows
+from corral.store.repo.lease import LEASE
 from corral.store.sqlite import SqliteDatabase
 from corral.wire.messages import PROTOCOL, Facts, Hello
 from corral.workflow.lock import make_lock
@@ -127,7 +129,7 @@ async def _wanted(database: SqliteDatabase) -> tuple[Term, list[Request]]:
     chance = SystemChance()
     sealer = Sealer(b"k" * 32, chance)
     holder = CoordinatorId("coord_bench")
-    epoch = await database.write(lambda c: installation.take_lease(c, LEASE, holder))
+    epoch = await database.write(lambda c: lease_rows.take(c, LEASE, holder))
     target = Webhook(url="https://provisioner.example", secret="p")
     pool = Pool(name="p", backend="event", labels=frozenset({"linux"}), max_agents=ADMITTED, target=target)
     requests = []

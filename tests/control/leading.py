@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from corral.control import admission, queries
 from corral.control.admission import Request
 from corral.control.bell import Bell
-from corral.control.scaler import LEASE, Scaler, ScalerSettings, Term
+from corral.control.scaler import Scaler, ScalerSettings, Term
 from corral.decide.scaling import Creation, Refusal
 from corral.model.events import EventKind, Webhook
 from corral.model.ids import AgentId, CoordinatorId, JobId
@@ -17,8 +17,10 @@ from corral.model.records import Provision
 from corral.model.secret import Secret
 from corral.model.states import DeliveryState, ProvisionState
 from corral.runtime.sealing import Sealer
-from corral.store.repo import deliveries, installation
+from corral.store.repo import deliveries
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import provisions as provisions_rows
+from corral.store.repo.lease import LEASE
 from corral.store.tables import deliveries as deliveries_table
 from tests.control.worlds import COORDINATOR, SECOND, World
 
@@ -51,7 +53,7 @@ class Leader:
 
     def begin(self) -> None:
         """A new term: what a restarted coordinator has, nothing but the database."""
-        epoch = self.world.write(installation.take_lease, LEASE, COORDINATOR)
+        epoch = self.world.write(lease_rows.take, LEASE, COORDINATOR)
         self.term = Term(holder=CoordinatorId(COORDINATOR), epoch=epoch)
         self.bell = Bell()
         self.scaler = Scaler(

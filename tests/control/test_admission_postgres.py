@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 
 from corral.control import admission
-from corral.control.admission import LEASE, Request, Term
+from corral.control.admission import Request, Term
 from corral.model.ids import AgentId, CoordinatorId
 from corral.model.pools import Caps
 from corral.model.secret import Secret
 from corral.store.postgres import PostgresDatabase, PostgresLimits
-from corral.store.repo import installation
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import provisions as provisions_rows
+from corral.store.repo.lease import LEASE
 from tests.control.leading import creation, pool
 from tests.control.worlds import COORDINATOR
 from tests.postgres import server
@@ -26,7 +27,7 @@ def test_d1_a_cap_holds_for_admissions_at_the_same_time() -> None:
     async def run() -> tuple[int, int]:
         database = PostgresDatabase.open(server().database(), PostgresLimits(connections=AT_ONCE, wait=30.0))
         try:
-            epoch = await database.write(lambda c: installation.take_lease(c, LEASE, COORDINATOR))
+            epoch = await database.write(lambda c: lease_rows.take(c, LEASE, COORDINATOR))
             term = Term(holder=CoordinatorId(COORDINATOR), epoch=epoch)
             answers = await asyncio.gather(
                 *(_admit(database, term, f"agent_{number}") for number in range(AT_ONCE * 3))

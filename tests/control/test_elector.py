@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from corral.control.elector import LEASE, Elector
+from corral.control.elector import Elector
 from corral.decide.leasing import TTL, Lease, Renewal, Watch, dead, paused, trusted_until, watch
 from corral.model.errors import Conflict, StoreUnavailable
 from corral.model.ids import CoordinatorId
@@ -19,6 +19,7 @@ from corral.sim.clock import VirtualClock
 from corral.sim.loop import VirtualLoop
 from corral.store.inline import InlineDatabase
 from corral.store.repo import lease as lease_rows
+from corral.store.repo.lease import LEASE
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from corral.control.provisioning import WorkflowDeliverer
-from corral.control.scaler import LEASE
 from corral.model.errors import Refused
 from corral.model.events import Answer, EventKind, Listing, Verdict, Webhook, WorkflowTarget
 from corral.model.ids import CoordinatorId, RunId
@@ -22,9 +21,10 @@ from corral.model.records import Run
 from corral.model.spec import JobSpec, Reason, Result, WorkflowSpec
 from corral.model.triggers import CLAIM_SECRET, KNOWN_EVENTS
 from corral.model.views import RegisterWorkflows, Rerun, RunView
-from corral.store.repo import installation as lease_rows
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import runs as run_rows
 from corral.store.repo import secrets
+from corral.store.repo.lease import LEASE
 from corral.store.tables import runs as runs_table
 from corral.wire.messages import Accept, FinishedAck, JobFinished, JobStarted, Start, StepFinished
 from corral.workflow.lock import make_lock
@@ -346,7 +346,7 @@ def test_no_run_begins_beside_another_for_the_same_instance() -> None:
 def test_who_leads_no_more_begins_nothing() -> None:
     async def scenario(rig: Rig) -> None:
         await register_with_agent_away(rig)
-        rig.look(lambda c: lease_rows.take_lease(c, LEASE, CoordinatorId("another")))
+        rig.look(lambda c: lease_rows.take(c, LEASE, CoordinatorId("another")))
         answer = await sending(rig)
         assert answer.verdict is Verdict.LATER
         assert await own_runs(rig) == ()

@@ -10,7 +10,6 @@ from corral.control import queries, scaler
 from corral.control.bell import HOST
 from corral.control.host import _settle_ending
 from corral.control.lines import LastLines
-from corral.control.scaler import LEASE
 from corral.control.settle import Wake
 from corral.decide.scaling import NotDone, Release, ReleaseReason
 from corral.model.errors import Conflict
@@ -18,10 +17,12 @@ from corral.model.ids import AgentId
 from corral.model.pools import Backoff, Caps, Pool
 from corral.model.spec import NeedSpec, Reason, Result, RetrySpec
 from corral.model.states import JobState, ProvisionEvent, ProvisionState
-from corral.store.repo import agents, installation
+from corral.store.repo import agents
 from corral.store.repo import claims as claims_rows
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
+from corral.store.repo.lease import LEASE
 from tests.clocks import START
 from tests.control.leading import Leader, creation, pool
 from tests.control.worlds import COORDINATOR, SECOND, World
@@ -84,7 +85,7 @@ def test_admission_counts_again_in_its_own_transaction(world: World, caps: Caps,
 def test_a_deposed_leader_creates_and_releases_nothing(world: World) -> None:
     leader = Leader(world)
     leader.admit(creation(), "agent_a")
-    world.write(installation.take_lease, LEASE, "another")
+    world.write(lease_rows.take, LEASE, "another")
     with pytest.raises(Conflict):
         leader.admit(creation(), "agent_b")
     release = Release(agent_id=AgentId("agent_a"), reason=ReleaseReason.IDLE)

@@ -23,6 +23,7 @@ from corral.model.states import (
 )
 from corral.store.repo import agents, installation, jobs, runs, secrets, tokens
 from corral.store.repo import claims as claims_rows
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.tables import claims
@@ -401,23 +402,23 @@ def test_pool_health_counts_in_a_row(db: Hand) -> None:
 
 
 def test_a_new_term_raises_the_epoch_and_fences_the_old(db: Hand) -> None:
-    first = db.write(installation.take_lease, "leader", "one")
-    db.write(installation.fence, "leader", "one", first)
-    second = db.write(installation.take_lease, "leader", "one")
+    first = db.write(lease_rows.take, "leader", "one")
+    db.write(lease_rows.fence, "leader", "one", first)
+    second = db.write(lease_rows.take, "leader", "one")
     assert second > first
-    db.write(installation.fence, "leader", "one", second)
+    db.write(lease_rows.fence, "leader", "one", second)
     for holder, epoch in (("one", first), ("two", second)):
         with pytest.raises(Conflict):
-            db.write(installation.fence, "leader", holder, epoch)
+            db.write(lease_rows.fence, "leader", holder, epoch)
 
 
 def test_a_deposed_leader_commits_nothing(db: Hand) -> None:
-    epoch = db.write(installation.take_lease, "leader", "one")
-    db.write(installation.take_lease, "leader", "two")
+    epoch = db.write(lease_rows.take, "leader", "one")
+    db.write(lease_rows.take, "leader", "two")
 
     def late(connection: Connection) -> None:
         add_run(connection)
-        installation.fence(connection, "leader", "one", epoch)
+        lease_rows.fence(connection, "leader", "one", epoch)
 
     with pytest.raises(Conflict):
         db.write(late)

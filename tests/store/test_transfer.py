@@ -18,6 +18,7 @@ from corral.model.errors import Refused, StoreMisconfigured
 from corral.model.ids import AgentId, JobId, RunId
 from corral.runtime.clock import SystemClock
 from corral.store.repo import agents, installation, jobs, runs
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.sqlite import SqliteDatabase
 from corral.store.tables import SCHEMA_VERSION, metadata
@@ -44,7 +45,7 @@ def opened(path: Path, use: Callable[[SqliteDatabase], Coroutine[Any, Any, T]]) 
 
 async def fill(database: SqliteDatabase) -> None:
     await database.write(lambda c: installation.fact(c, "cluster_id", "cluster_1"))
-    await database.write(lambda c: installation.take_lease(c, "leader", "one"))
+    await database.write(lambda c: lease_rows.take(c, "leader", "one"))
     await database.write(lambda c: add_job(c, a_spec()))
     await database.write(add_agent)
 
@@ -118,7 +119,7 @@ def test_a_restored_database_is_the_copy_in_a_generation_of_its_own(tmp_path: Pa
 
     async def look(database: SqliteDatabase) -> tuple[Any, tuple[int, int]]:
         found = await database.read(lambda c: runs.get(c, RunId(RUN)))
-        return found, await database.write(lambda c: installation.take_lease(c, "leader", "one"))
+        return found, await database.write(lambda c: lease_rows.take(c, "leader", "one"))
 
     found, epoch = opened(path, look)
     assert found is not None and "later" not in titles(path)
@@ -126,7 +127,7 @@ def test_a_restored_database_is_the_copy_in_a_generation_of_its_own(tmp_path: Pa
     # A second restore of the same copy, within the same second or with a clock set back, is newer all the same.
     backup_sqlite(path, tmp_path / "again.db")
     restore_sqlite(tmp_path / "again.db", path, 5)
-    assert opened(path, lambda d: d.write(lambda c: installation.take_lease(c, "leader", "one")))[0] == SOON + 1
+    assert opened(path, lambda d: d.write(lambda c: lease_rows.take(c, "leader", "one")))[0] == SOON + 1
 
 
 def test_a_restore_is_refused_while_a_coordinator_uses_the_database(tmp_path: Path) -> None:

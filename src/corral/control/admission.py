@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from corral.control.registration import digest
-from corral.decide.scaling.room import Refusal, Room, close, held
+from corral.decide.scaling.room import Holding, Refusal, Room, close, held
 from corral.decide.scaling.terms import Creation, NotDone
 from corral.model.events import target_key
 from corral.model.ids import AgentId, CoordinatorId
@@ -23,9 +23,10 @@ from corral.store.repo import agents, buckets, deliveries, jobs
 from corral.store.repo import claims as claims_rows
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
-from corral.store.repo.installation import fence, now
+from corral.store.repo.installation import now
+from corral.store.repo.lease import LEASE, fence
+from corral.store.repo.rows import one_at_a_time
 
-LEASE = "leader"
 CLAIM_PREFIX_LENGTH = 12
 CREATES = "creates"
 """Name of the bucket that ``creates_per_second`` fills."""
@@ -66,21 +67,24 @@ def room(connection: Connection, pools: Sequence[Pool], caps: Caps) -> Room:
     health = {row.pool: row for row in pool_health_rows.every(connection)}
     found.closed = close(pools, health, moment)
     for row in provisions_rows.held(connection):
-        found.hold(
-            held(
-                row.pool,
-                row.state,
-                machine=row.machine,
-                event=row.backend == EVENT,
-                failed=row.failed,
-                provisioning=row.provisioning,
-                cpu=row.cpu,
-                memory=row.memory,
-                cost=row.cost,
-                count=row.count,
-            )
-        )
+        found.hold(holding_of(row))
     return found
+
+
+def holding_of(row: provisions_rows.Held) -> Holding:
+    """What alike provisions count for."""
+    return held(
+        row.pool,
+        row.state,
+        machine=row.machine,
+        event=row.backend == EVENT,
+        failed=row.failed,
+        provisioning=row.provisioning,
+        cpu=row.cpu,
+        memory=row.memory,
+        cost=row.cost,
+        count=row.count,
+    )
 
 
 def admit(connection: Connection, term: Term, requests: Sequence[Request], caps: Caps) -> tuple[Refusal | None, ...]:
@@ -89,6 +93,7 @@ def admit(connection: Connection, term: Term, requests: Sequence[Request], caps:
     :raises Conflict: the term is over; nothing is written.
     """
     fence(connection, LEASE, term.holder, term.epoch)
+    one_at_a_time(connection, LEASE)
     pools = {request.pool.name: request.pool for request in requests}
     left = room(connection, tuple(pools.values()), caps)
     before = left.tokens

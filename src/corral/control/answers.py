@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from corral.control.scaler import LEASE, Term, note_failure
+from corral.control.scaler import Term, note_failure
 from corral.decide import delivering
 from corral.decide.delivering import Consequence
 from corral.model.events import Answer, EventKind, Verdict
@@ -19,7 +19,8 @@ from corral.model.states import DeliveryEvent, DeliveryState, ProvisionEvent, Pr
 from corral.runtime.clock import SECOND
 from corral.store.repo import agents, deliveries, targets
 from corral.store.repo import provisions as provisions_rows
-from corral.store.repo.installation import fence, now
+from corral.store.repo.installation import now
+from corral.store.repo.lease import LEASE, fence
 from corral.store.repo.rows import NOW
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from corral.control.failures import WINDOW, FailureTracker
 from corral.control.findings import Row, Status, failed, ok, skipped, warning
 from corral.control.leaks import Ledger
 from corral.control.levels import queued_by_pool, slots_by_pool
-from corral.control.scaler import LEASE
 from corral.control.telemetry import free_bytes
 from corral.model.failures import PoolFailures
 from corral.model.ids import JobId, RunId
@@ -29,6 +28,7 @@ from corral.store.repo import census, engine
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo.installation import now
+from corral.store.repo.lease import LEASE
 
 GIB = 1024**3
 DISK_WARNING = GIB

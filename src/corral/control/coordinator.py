@@ -49,7 +49,7 @@ from corral.control.provisioning import WorkflowDeliverer
 from corral.control.quota import RUN_LOG_LIMIT, RunQuota
 from corral.control.registration import digest
 from corral.control.retention import clean
-from corral.control.scaler import LEASE, Reasons, Scaler, ScalerSettings, Term
+from corral.control.scaler import Reasons, Scaler, ScalerSettings, Term
 from corral.control.session import Services, SessionSettings
 from corral.control.sessions import Sessions, tell_withdrawn
 from corral.control.settle import Wake, ring
@@ -88,7 +88,7 @@ from corral.model.views import (
     WorkflowView,
 )
 from corral.runtime.chance import Chance, cluster_id, coordinator_id
-from corral.runtime.clock import Clock, rfc3339
+from corral.runtime.clock import SECOND, Clock, rfc3339
 from corral.runtime.logs import bind
 from corral.runtime.metrics import Metrics
 from corral.runtime.sealing import Sealer, SecretUnavailable
@@ -97,9 +97,11 @@ from corral.store.interface import Database, LogKey, LogStore, SourceStore
 from corral.store.measured import MeasuredDatabase
 from corral.store.repo import agents as agent_rows
 from corral.store.repo import installation, jobs, secrets, tokens
+from corral.store.repo import lease as lease_rows
 from corral.store.repo import provisions as provisions_rows
 from corral.store.repo import runs as run_rows
 from corral.store.repo import workflows as workflows_rows
+from corral.store.repo.lease import LEASE
 from corral.wire import close
 from corral.workflow.lock import LOCK_VERSION, check_lock
 
@@ -153,13 +155,17 @@ class Identity:
     epoch: tuple[int, int]
 
 
+def _raise_generation(connection: Connection) -> int:
+    return lease_rows.raise_generation(connection, LEASE, installation.now(connection) // SECOND)
+
+
 async def identify(database: Database, chance: Chance, *, take_lease: bool) -> Identity:
     """Who this installation and this coordinator are; with ``take_lease`` a new term begins, with a new epoch."""
 
     def read(connection: Connection) -> Identity:
         cluster = ClusterId(installation.fact(connection, "cluster_id", cluster_id(chance)))
         own = CoordinatorId(installation.fact(connection, "coordinator_id", coordinator_id(chance)))
-        epoch = installation.take_lease(connection, LEASE, own) if take_lease else (0, 0)
+        epoch = lease_rows.take(connection, LEASE, own) if take_lease else (0, 0)
         return Identity(cluster_id=cluster, coordinator_id=own, epoch=epoch)
 
     return await database.write(read)
@@ -296,7 +302,7 @@ class Coordinator:
         """Our term was ended from outside (`corral cluster raise-epoch`): the file lock is still ours, so the next is
         too."""
         own = self.identity.coordinator_id
-        epoch = await self._db.write(lambda c: installation.take_lease(c, LEASE, own))
+        epoch = await self._db.write(lambda c: lease_rows.take(c, LEASE, own))
         log.warning("a new term: epoch %d.%d", *epoch)
         self.identity = replace(self.identity, epoch=epoch)
         term = Term(holder=own, epoch=epoch)
@@ -306,7 +312,7 @@ class Coordinator:
 
     def _fence(self, connection: Connection) -> None:
         """:raises Conflict: our term as leader is over."""
-        installation.fence(connection, LEASE, self.identity.coordinator_id, self.identity.epoch)
+        lease_rows.fence(connection, LEASE, self.identity.coordinator_id, self.identity.epoch)
 
     def _session_services(self) -> Services:
         settings = self.settings
@@ -745,7 +751,7 @@ class Coordinator:
 
     async def raise_epoch(self, *, by: str = "") -> EpochView:
         """The term in hand ends with it: the outbox notices, and takes a new one."""
-        generation = await self._db.write(lambda c: installation.raise_generation(c, LEASE))
+        generation = await self._db.write(_raise_generation)
         log.warning("the epoch's generation is %d now, says %s", generation, by or "the operator")
         self.bell.ring(bell.OUTBOX)
         return EpochView(generation=generation)

@@ -19,10 +19,9 @@ from corral.runtime.clock import Clock
 from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import lease as lease_rows
+from corral.store.repo.lease import LEASE
 
 log = logging.getLogger(__name__)
-
-LEASE = "leader"
 
 
 class Elector(Service):

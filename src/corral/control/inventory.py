@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from corral.control.answers import gone, store_provider_id
-from corral.control.scaler import LEASE, Term
+from corral.control.scaler import Term
 from corral.decide.listings import read_listing
 from corral.model.errors import NotFound
 from corral.model.events import Answer, EventKind, ListedInstance, Listing, Verdict
@@ -28,7 +28,8 @@ from corral.runtime.clock import SECOND, Clock
 from corral.store.interface import Database
 from corral.store.repo import agents, deliveries, sightings, targets
 from corral.store.repo import provisions as provisions_rows
-from corral.store.repo.installation import epoch_of, fact, fence, set_fact
+from corral.store.repo.installation import fact, set_fact
+from corral.store.repo.lease import LEASE, epoch_of, fence
 from corral.store.repo.rows import NOW
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,12 @@ from msgspec import Struct
 from sqlalchemy import Connection
 
 from corral.control import measures as m
+from corral.control.admission import holding_of
 from corral.decide.matching import Wanted, route
-from corral.decide.scaling.room import Holding, held
+from corral.decide.scaling.room import Holding
 from corral.decide.scaling.warm import warm_target
 from corral.model.leaks import LedgerView
-from corral.model.pools import EVENT, Caps, Pool
+from corral.model.pools import Caps, Pool
 from corral.model.records import PoolHealth
 from corral.model.states import AgentState, DeliveryState, JobState, RunState
 from corral.runtime.clock import SECOND
@@ -55,7 +56,7 @@ def take(connection: Connection) -> Census:
 
 def levels(found: Census, ledger: LedgerView, pools: Sequence[Pool], caps: Caps) -> Iterator[Level]:
     """Pure: what the gauges say. ``ledger``: what leaks, as operators are shown it."""
-    holding = [_holding(row) for row in found.held]
+    holding = [holding_of(row) for row in found.held]
     slots = slots_by_pool(found.held)
     yield from _work(found)
     yield from _agents(found)
@@ -70,23 +71,8 @@ def slots_by_pool(rows: Sequence[provisions_rows.Held]) -> Counter[str]:
     """How many agents of each pool its ``max_agents`` counts."""
     slots: Counter[str] = Counter()
     for row in rows:
-        slots[row.pool] += _holding(row).agents
+        slots[row.pool] += holding_of(row).agents
     return slots
-
-
-def _holding(row: provisions_rows.Held) -> Holding:
-    """What the scaler counts it for: the room that is shown is the room that it sees."""
-    return held(
-        row.pool,
-        row.state,
-        event=row.backend == EVENT,
-        failed=row.failed,
-        provisioning=row.provisioning,
-        cpu=row.cpu,
-        memory=row.memory,
-        cost=row.cost,
-        count=row.count,
-    )
 
 
 def _work(found: Census) -> Iterator[Level]:

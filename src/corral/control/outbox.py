@@ -21,7 +21,7 @@ from corral.control import answers, bell
 from corral.control.bell import Bell
 from corral.control.inventory import Inventories, strays_allowed
 from corral.control.rendering import epoch_text, inventory_event, scale_event
-from corral.control.scaler import LEASE, Term
+from corral.control.scaler import Term
 from corral.decide import delivering
 from corral.decide.delivering import Fence, Situation
 from corral.model.errors import CorralError
@@ -37,7 +37,8 @@ from corral.runtime.service import Service
 from corral.store.interface import Database
 from corral.store.repo import deliveries, sightings, targets
 from corral.store.repo import provisions as provisions_rows
-from corral.store.repo.installation import epoch_of, fence, now
+from corral.store.repo.installation import now
+from corral.store.repo.lease import LEASE, epoch_of, fence
 from corral.store.repo.rows import NOW
 
 log = logging.getLogger(__name__)

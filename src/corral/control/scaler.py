@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection
 
 from corral.control import admission, bell, failures
-from corral.control.admission import DELIVERY_DEADLINE, LEASE, Request, Term
+from corral.control.admission import DELIVERY_DEADLINE, Request, Term
 from corral.control.bell import Bell
 from corral.control.settle import Wake, end_job, ring
 from corral.decide import scaling
@@ -47,7 +47,8 @@ from corral.store.interface import Database
 from corral.store.repo import agents, deliveries, jobs
 from corral.store.repo import pool_health as pool_health_rows
 from corral.store.repo import provisions as provisions_rows
-from corral.store.repo.installation import fence, now
+from corral.store.repo.installation import now
+from corral.store.repo.lease import LEASE, fence
 
 log = logging.getLogger(__name__)
 

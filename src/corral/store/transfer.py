@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, create_engine, func, insert, select
 from sqlalchemy.pool import NullPool
 
 from corral.model.errors import Refused, StoreMisconfigured
+from corral.runtime.clock import SystemClock
+from corral.store.repo.lease import LEASE, raise_generation
 from corral.store.sqlite import FileLock
-from corral.store.tables import SCHEMA_VERSION, lease, meta, metadata
+from corral.store.tables import SCHEMA_VERSION, meta, metadata
 
 BATCH = 500
 """Rows of one INSERT."""
@@ -93,11 +95,9 @@ def restore_sqlite(source: Path, path: Path, seconds: int) -> Path | None:
         part.touch(mode=0o600)
         with _reading(source) as reading, contextlib.closing(sqlite3.connect(part)) as copy:
             reading.backup(copy)
-            (before,) = copy.execute("SELECT coalesce(max(generation), 0) FROM lease").fetchone()
-            values = (max(before + 1, seconds),)
-            copy.execute("UPDATE lease SET generation = ?, counter = counter + 1, renewed_at = 0", values)
-            copy.commit()
             copy.execute("PRAGMA journal_mode=DELETE")
+        with _engine(part).begin() as connection:
+            raise_generation(connection, LEASE, seconds)
         kept = _put_aside(path)
         part.rename(path)
         return kept
@@ -105,6 +105,17 @@ def restore_sqlite(source: Path, path: Path, seconds: int) -> Path | None:
         raise StoreMisconfigured(f"{source} cannot be restored: {error}") from error
     finally:
         lock.release()
+
+
+def _engine(path: Path) -> Engine:
+    """For a file that this process alone uses; its clock is ours."""
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(path)
+        connection.create_function("corral_now", 0, SystemClock().now)
+        return connection
+
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
 
 def _put_aside(path: Path) -> Path | None:
@@ -129,20 +140,12 @@ def held_sqlite(path: Path) -> Iterator[Engine]:
     """
     lock = FileLock(path)
     lock.acquire()
-    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(path), poolclass=NullPool)
+    engine = _engine(path)
     try:
         yield engine
     finally:
         engine.dispose()
         lock.release()
-
-
-def begin_generation(connection: Connection, seconds: int) -> int:
-    """After a restore or a move: the generation is above every one that may have been used. ``seconds``: Unix time."""
-    before = connection.execute(select(func.max(lease.c.generation))).scalar() or 0
-    generation = max(before + 1, seconds)
-    connection.execute(update(lease).values(generation=generation, counter=lease.c.counter + 1, renewed_at=0))
-    return generation
 
 
 def copy_database(source: Engine, target: Engine, seconds: int) -> Moved:
@@ -159,7 +162,7 @@ def copy_database(source: Engine, target: Engine, seconds: int) -> Moved:
         rows: dict[str, int] = {}
         for table in metadata.sorted_tables:
             rows[table.name] = _copy_table(reading, writing, table)
-        return Moved(rows=rows, generation=begin_generation(writing, seconds))
+        return Moved(rows=rows, generation=raise_generation(writing, LEASE, seconds))
 
 
 def _check_versions(reading: Connection) -> None:

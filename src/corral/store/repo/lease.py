@@ -16,6 +16,35 @@ from corral.decide.leasing import Lease
 from corral.model.errors import Conflict
 from corral.store.tables import db_now, lease
 
+LEASE = "leader"
+"""Whose holder runs the services of which there is one."""
+
+
+def take(connection: Connection, name: str, holder: str) -> tuple[int, int]:
+    """Begin a term as the only holder there can be (the file lock is the fence); the epoch (generation, counter)."""
+    found, _ = read(connection, name)
+    if found is None:
+        return _first(connection, name, holder, 1)
+    return _next(connection, name, holder, found, found.epoch[0])
+
+
+def epoch_of(connection: Connection, name: str) -> tuple[int, int] | None:
+    """Of the current term; None: there never was one."""
+    found, _ = read(connection, name)
+    return None if found is None else found.epoch
+
+
+def raise_generation(connection: Connection, name: str, seconds: int) -> int:
+    """End the current term: the next one's epoch is above every one that this installation can have used before.
+    ``seconds``: Unix time. The new generation, 0 where there never was a term."""
+    before = epoch_of(connection, name)
+    if before is None:
+        return 0
+    generation = max(before[0] + 1, seconds)
+    values = {"generation": generation, "counter": before[1] + 1, "renewed_at": 0}
+    connection.execute(update(lease).where(lease.c.name == name).values(values))
+    return generation
+
 
 def read(connection: Connection, name: str) -> tuple[Lease | None, int]:
     """The row, and the database's time."""
@@ -35,25 +64,36 @@ def acquire(
     found, moment = read(connection, name)
     if found is None:
         # Two may see no row; the primary key lets one of them in.
-        values = {"name": name, "holder": holder, "generation": max(1, generation), "counter": 1}
-        connection.execute(insert(lease).values(**values, term_started_at=db_now(), renewed_at=db_now()))
+        _first(connection, name, holder, max(1, generation))
         return read(connection, name)[0]
     ran_out = found.renewed_at < moment - int(ttl * 1_000_000)
     if not (ran_out or found.holder == holder or found == dead):
         return None
-    # Nobody renewed it since we looked: what is compared here is compared again after waiting for the row.
+    try:
+        _next(connection, name, holder, found, max(found.epoch[0], generation))
+    except Conflict:
+        return None
+    return read(connection, name)[0]
+
+
+def _first(connection: Connection, name: str, holder: str, generation: int) -> tuple[int, int]:
+    values = {"name": name, "holder": holder, "generation": generation, "counter": 1}
+    connection.execute(insert(lease).values(**values, term_started_at=db_now(), renewed_at=db_now()))
+    return generation, 1
+
+
+def _next(connection: Connection, name: str, holder: str, found: Lease, generation: int) -> tuple[int, int]:
+    """:raises Conflict: it was renewed or taken since ``found`` was read: what is compared here is compared again after
+    waiting for the row."""
+    epoch = generation, found.epoch[1] + 1
     done = connection.execute(
         update(lease)
         .where(lease.c.name == name, lease.c.counter == found.epoch[1], lease.c.renewed_at == found.renewed_at)
-        .values(
-            holder=holder,
-            generation=max(found.epoch[0], generation),
-            counter=found.epoch[1] + 1,
-            term_started_at=db_now(),
-            renewed_at=db_now(),
-        )
+        .values(holder=holder, generation=generation, counter=epoch[1], term_started_at=db_now(), renewed_at=db_now())
     )
-    return read(connection, name)[0] if done.rowcount == 1 else None
+    if done.rowcount != 1:
+        raise Conflict("another took or renewed the lease meanwhile")
+    return epoch
 
 
 def renew(connection: Connection, name: str, mine: Lease) -> int | None:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Insert, Row, Table, Update, bindparam, insert, update
+from sqlalchemy import Connection, Insert, Row, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from corral.store.tables import db_now
@@ -102,3 +102,11 @@ def _assigned(table: Table, name: str, special: Special | None) -> Any:
             return None
         case None:
             return bindparam(f"v_{name}", type_=table.c[name].type)
+
+
+def one_at_a_time(connection: Connection, name: str) -> None:
+    """Wait until no other transaction that asked for this name is open, and keep the next ones waiting until this one
+    ends. A statement of its own: what is counted in a later one sees what those before it committed. SQLite has one
+    writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(name))))
