@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated import main
+
 import corral.web.app  # noqa: F401  (fills the table)
 from corral.web.bodies import BODY_LIMIT
 from corral.web.operations import OPERATIONS
@@ -64,13 +66,5 @@ def reference() -> str:
     return HEAD + "\n".join(rows) + "\n" + FOOT
 
 
-def main() -> int:
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        return int(not PLACE.exists() or PLACE.read_text() != text)
-    PLACE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PLACE, reference))

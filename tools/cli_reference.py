@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from generated import main
 
 from corral.cli.app import app
 from corral.cli.exits import MEANINGS
@@ -57,14 +58,5 @@ def _commands(command: Any, name: str, parent: Any) -> Iterator[str]:
         yield from _commands(command.commands[sub], f"{name} {sub}", context)
 
 
-def main() -> int:
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        return int(not PLACE.exists() or PLACE.read_text() != text)
-    PLACE.parent.mkdir(parents=True, exist_ok=True)
-    PLACE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PLACE, reference))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from generated import main
 
 from corral.model.events import (
     CONTENT_TYPE,
@@ -153,18 +154,5 @@ def _member_texts() -> dict[str, str]:
     return found
 
 
-def main(arguments: list[str]) -> int:
-    text = reference()
-    if "--check" in arguments:
-        if PLACE.exists() and PLACE.read_text() == text:
-            return 0
-        print(
-            f"{PLACE.name} does not show the events as they are; run: python tools/event_reference.py", file=sys.stderr
-        )
-        return 1
-    PLACE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(PLACE, reference))

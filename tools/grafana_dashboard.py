@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from generated import main
+
 from corral.control import measures as m
 from corral.runtime.metrics import Kind, Metric
 
@@ -84,16 +86,5 @@ def _panel(metric: Metric, number: int, place: dict[str, int]) -> dict[str, Any]
     }
 
 
-reference = dashboard
-
-
-def main() -> int:
-    text = dashboard()
-    if "--check" in sys.argv[1:]:
-        return int(not PLACE.exists() or PLACE.read_text() != text)
-    PLACE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PLACE, dashboard))

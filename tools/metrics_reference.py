@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated import main
+
 from corral.control.measures import METRICS
 from corral.runtime.metrics import OPEN_LIMIT, Metric
 
@@ -37,13 +39,5 @@ def _row(metric: Metric) -> str:
     return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
-def main() -> int:
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        return int(not PLACE.exists() or PLACE.read_text() != text)
-    PLACE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PLACE, reference))

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="The database: status, upgrade, backup, restore, move.", no_args_is_help=True)
+app = typer.Typer(
+    help="The database: status, upgrade, backup, restore, move.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 DatabaseUrl = Annotated[
     str,
