@@ -206,6 +206,7 @@ def test_the_warden_imports_only_the_standard_library() -> None:
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.partition(".")[0] == "process"} == {
         "process",
+        "process.attending",
         "process.guard",
         "process.killing",
         "process.launch",

@@ -15,15 +15,11 @@ import math
 import os
 import select
 import signal
-import time
 
-from process import killing, launch, procfs  # type: ignore[import-not-found]
+from process import attending, launch, procfs  # type: ignore[import-not-found]
+from process.attending import LONGEST_POLL, boottime  # type: ignore[import-not-found]
 
 TIED_FD, REPORT_FD = 3, 4
-LONGEST_POLL = 5.0
-"""Seconds. poll() does not count a suspended machine's sleep: look at the clock this often."""
-REAP_PAUSE = 0.02
-"""Seconds between two rounds of killing when something needs more than one."""
 
 
 class Leash:
@@ -39,10 +35,10 @@ class Leash:
         self.reason = ""
         self.program = -1
         self._told = False
-        self._wake_read, self._wake_write = os.pipe()
+        self._wakeups = attending.Wakeups(self._on_term)
 
     def run(self) -> int:
-        self._listen()
+        self._wakeups.listen()
         try:
             self.program = self._launch()
         except launch.LaunchError as error:
@@ -50,28 +46,19 @@ class Leash:
             return 1
         status = self._watch()
         if self.reason:
-            self._end_everything()
+            attending.end_everything(self._wakeups, self._children)
             report(self.reason)
         else:
             report(ended(status))
         return 0
 
-    def _listen(self) -> None:
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._on_term)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def _on_term(self, *_: object) -> None:
+    def _on_term(self) -> None:
         self._told = True
 
     def _watch(self) -> int:
         """Until the program has ended, or has to; its status."""
         poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._wakeups.fd, select.POLLIN)
         poll.register(TIED_FD, select.POLLIN)
         while True:
             status = self._status()
@@ -84,8 +71,8 @@ class Leash:
                 self._stop("stopped" if self._told else "deadline")
             due = min(self.kill_at if self.reason else self.deadline, now + LONGEST_POLL) - now
             for fd, _ in poll.poll(math.ceil(max(due, 0.0) * 1000)):
-                if fd == self._wake_read:
-                    drain(fd)
+                if fd == self._wakeups.fd:
+                    self._wakeups.drain()
                 else:
                     # Nobody writes on it: readable means that the coordinator closed it, or ended.
                     poll.unregister(fd)
@@ -114,17 +101,6 @@ class Leash:
             pid, status = os.waitpid(seen.si_pid, 0)
             if pid == self.program:
                 return status
-
-    def _end_everything(self) -> None:
-        """Kill until nothing is left."""
-        while True:
-            killing.freeze_and_kill(os.getpid())
-            if not self._children():
-                return
-            select.select([self._wake_read], [], [], REAP_PAUSE)
-            drain(self._wake_read)
-            if not self._children():
-                return
 
     def _children(self) -> bool:
         """Collect the dead; whether a living one is left."""
@@ -197,17 +173,6 @@ def kill_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def drain(fd: int) -> None:
-    try:
-        os.read(fd, 4096)
-    except BlockingIOError:
-        pass
-
-
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main(arguments: list[str]) -> int:

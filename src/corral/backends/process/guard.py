@@ -11,9 +11,9 @@ import os
 import resource
 import select
 import signal
-import time
 
-from . import killing, launch, procfs, removal
+from . import attending, launch, procfs, removal
+from .attending import LONGEST_POLL, boottime
 
 IDENTITY = "warden"
 """File in the instance directory: ``PID START BOOT_ID`` of the warden, written before the agent is started."""
@@ -23,10 +23,6 @@ OUTPUT_OLDER = "output.1"
 OUTPUT_LIMIT = 512 * 1024
 """Bytes of the agent's own stdout and stderr per file, two files: enough for tracebacks, no way to fill a disk."""
 
-LONGEST_POLL = 5.0
-"""Seconds. poll() does not count a suspended machine's sleep, the grant does: look at the clock this often."""
-REAP_PAUSE = 0.02
-"""Seconds between two rounds of killing when something needs more than one."""
 GRANT_LINE_LIMIT = 64
 """Bytes of one line on the grant pipe; what is longer is no deadline."""
 
@@ -182,10 +178,10 @@ class Guard:
         self._terms = 0
         """SIGTERMs not acted upon yet: the handler may run between a waitpid and our noting its answer."""
         self._poll = select.poll()
-        self._wake_read, self._wake_write = os.pipe()
+        self._wakeups = attending.Wakeups(self._on_term)
 
     def run(self) -> int:
-        self._listen_to_signals()
+        self._wakeups.listen()
         try:
             self.agent = self._launch()
         except launch.LaunchError as error:
@@ -201,17 +197,7 @@ class Guard:
             self._clean_up()
         return 0
 
-    def _listen_to_signals(self) -> None:
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._on_term)
-        # Of a terminal these reach only the coordinator's session, but one may also be sent by hand.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def _on_term(self, *_: object) -> None:
+    def _on_term(self) -> None:
         self._terms += 1
 
     def _launch(self) -> int:
@@ -239,7 +225,7 @@ class Guard:
 
     def _watch(self) -> None:
         """Until the agent has ended, or has to."""
-        for fd in (self._wake_read, self.output.read_end, self.grant.read_end, self.settings.tied):
+        for fd in (self._wakeups.fd, self.output.read_end, self.grant.read_end, self.settings.tied):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
         self._reap()
@@ -255,8 +241,8 @@ class Guard:
                 self._serve(fd)
 
     def _serve(self, fd: int) -> None:
-        if fd == self._wake_read:
-            os.read(fd, 4096)
+        if fd == self._wakeups.fd:
+            self._wakeups.drain()
             self._reap()
             while self._terms:
                 self._terms -= 1
@@ -297,24 +283,11 @@ class Guard:
                 self.status = status
 
     def _end_everything(self) -> None:
-        """Kill until nothing is left. A process that cannot die yet (uninterruptible) is waited for."""
-        me = os.getpid()
-        while True:
-            for path in self.settings.cgroups:
-                kill_cgroup(path)
-            killing.freeze_and_kill(me)
-            if not self._reap():
-                return
-            select.select([self._wake_read], [], [], REAP_PAUSE)
-            self._drain_wakeups()
-            if not self._reap():
-                return
+        attending.end_everything(self._wakeups, self._reap, self._kill_cgroups)
 
-    def _drain_wakeups(self) -> None:
-        try:
-            os.read(self._wake_read, 4096)
-        except BlockingIOError:
-            pass
+    def _kill_cgroups(self) -> None:
+        for path in self.settings.cgroups:
+            kill_cgroup(path)
 
     def _record(self, reason: str, message: str) -> None:
         # Only now: the module would cost every instance a megabyte for all its life.
@@ -339,10 +312,6 @@ class Guard:
             removal.remove_tree(self.settings.directory, last=("instance.json",))
         except OSError:
             pass  # It is still listed with its journal, and whoever starts next removes it.
-
-
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def kill_cgroup(path: str) -> None:
